@@ -1,0 +1,55 @@
+# Every target is a line in `make help`. The environment lives in .venv and is made by whatever needs it.
+PYTHON ?= python3
+PY := .venv/bin/python
+# The set-up is done again when the folder moved or one of these files changed.
+WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab setup test soak labs format lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
+		|| grep -hE '^[a-z]+:.*##' Makefile
+
+lab: setup ## set up what is missing and open the course in JupyterLab
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/.jupyter" $(PY) -m jupyterlab
+
+setup: ## make .venv with everything in it and prepare the embedded dataset
+	@if [ "$$(cat .venv/.ready 2>/dev/null)" != "$(WANTED)" ]; then $(MAKE) --no-print-directory .venv/.ready; fi
+	@[ -f data/digits.pt ] || $(PY) -m utils.data digits
+
+.PHONY: .venv/.ready
+.venv/.ready:
+	@command -v "$(PYTHON)" >/dev/null || { echo "Lockstep needs Python 3.11 or newer and found no $(PYTHON):" \
+		"install it, or name yours: make setup PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Lockstep needs Python 3.11 or newer," \
+		"but $(PYTHON) is $$("$(PYTHON)" --version 2>&1): name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
+		"install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Setting up .venv (PyTorch is large: a minute or more the first time)"
+	@"$(PYTHON)" -m venv .venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv
+	@$(PY) -m uv pip install --quiet --python $(PY) -r requirements.txt
+	@$(PY) -m uv pip install --quiet --python $(PY) --no-deps --editable .
+	@echo "$(WANTED)" > .venv/.ready
+
+test: setup ## check style, then run the tests and every notebook
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
+	@$(PY) -m nbstripout --verify notebooks/*.ipynb
+	@$(PY) -m pytest tests notebooks
+
+soak: setup ## start and end 100 training runs and count the ends that are not clean
+	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
+
+labs: setup ## make labs/ from solutions/, except what a learner has changed
+	@$(PY) -m assessment.labs
+
+format: setup ## format the code and strip the notebooks
+	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format . && $(PY) -m nbstripout notebooks/*.ipynb
+
+lock: setup ## compile requirements.txt from pyproject.toml, with the newest versions
+	@$(PY) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header \
+		--no-emit-index-url pyproject.toml -o requirements.txt
+
+clean: ## remove the environment, prepared data and runs
+	@rm -rf .venv data runs

@@ -1,0 +1,181 @@
+# [solution]
+"""Train a network on one device, to a target accuracy.
+
+    python solutions/01_one_device.py --dataset fashion-mnist --target-accuracy 0.85
+
+The story of one run: arguments, device, images, network, then epochs of training and validation until
+the validation accuracy has been at the target for --patience epochs in a row. The record of the run
+goes to --run-dir.
+"""
+# [starter]
+#: """Lab 01: make this script measure what it does, and stop when it is good enough.
+#:
+#:     python labs/01_one_device.py --target-accuracy 0.85
+#:
+#: It trains as it stands, but it computes slower than it could, does not say how fast it is, judges
+#: itself by a handful of images, and does not know when to stop. Four TODOs put that right; take them in
+#: order and run the script after each. The record of the run goes to --run-dir.
+#: """
+# [end]
+
+import argparse
+import time
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from utils import devices, models, runs
+from utils.augment import AUGMENTATIONS, augment
+from utils.data import load, prepare, whole_batch
+from utils.errors import UserError, one_line_errors
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
+    add("--data-dir", default="data", help="where prepared datasets lie")
+    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
+    add("--train-images", type=int, help="train on the first so many images only")
+    add("--epochs", type=int, default=20, help="at most so many")
+    add("--batch-size", type=int, default=64, help="images a step")
+    add("--base-lr", type=float, default=0.05, help="learning rate")
+    add("--momentum", type=float, default=0.9)
+    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
+    add("--patience", type=int, default=2, help="... in so many epochs in a row")
+    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
+    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
+    add("--dropout", type=float, default=0.01)
+    add("--augment", choices=AUGMENTATIONS, default="none")
+    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
+    add("--device", choices=devices.DEVICES, default="auto")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(), vars(parser.parse_args([]))
+
+
+@torch.inference_mode()
+def evaluate(model, test, device):
+    """Return loss and accuracy of ``model`` over all test images."""
+    # [step 3: exact validation]
+    # In evaluation mode BatchNorm uses its running statistics and dropout is off. Sums are divided once,
+    # at the end, because the last batch is smaller than the others.
+    model.eval()
+    loss, correct = 0.0, 0
+    for images, labels in zip(test.images.split(500), test.labels.split(500), strict=True):
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
+    return loss / len(test), correct / len(test)
+    # [starter]
+    #: # TODO 3 Judge by every test image, in batches of 500, with the network in evaluation mode: BatchNorm
+    #: # then uses its running statistics. Sum loss and correct answers, and divide once at the end, since
+    #: # the last batch is smaller. Look up: Module.eval, Tensor.split, cross_entropy's argument reduction
+    #: images, labels = test.images[:100].to(device), test.labels[:100].to(device)
+    #: logits = model(images)
+    #: correct = (logits.argmax(dim=1) == labels).float().mean().item()
+    #: return F.cross_entropy(logits, labels).item(), correct
+    # [end]
+
+
+def main():
+    args, defaults = parse_args()
+
+    device, _ = devices.choose_device(args.device)
+    # [step 1: precision]
+    # Half the bytes for each number, and on a processor with instructions for it also less time.
+    bfloat16 = devices.use_bfloat16(args.precision, device)
+    # [starter]
+    #: # TODO 1 Compute in bfloat16 where that is faster on this device, as --precision asks: the loop below
+    #: # switches with `bfloat16`. Then compare the time of an epoch with --precision float32.
+    #: # Look up: use_bfloat16 in utils/devices.py, torch.autocast
+    #: bfloat16 = False
+    # [end]
+
+    prepare(args.dataset, args.data_dir)
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+
+    shuffling = torch.Generator().manual_seed(args.seed)
+    loader = DataLoader(
+        train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
+    )
+    if len(loader) == 0:
+        raise UserError(f"--batch-size {args.batch_size} is more than there are images: choose a smaller one")
+
+    torch.manual_seed(args.seed)
+    channels, classes = train.images.shape[1], len(train.classes)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.base_lr, momentum=args.momentum)
+    augmenting = torch.Generator(device).manual_seed(args.seed)
+
+    run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size=1)
+    record = runs.Record(run_dir, vars(args), world_size=1, effective_batch=args.batch_size)
+
+    training_time, epochs_at_target = 0.0, 0
+    for epoch in range(1, args.epochs + 1):
+        model.train()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        # [step 2: the clock]
+        start = time.perf_counter()
+        # [starter]
+        #: # TODO 2 Measure the training time of the epoch, without validation. A GPU works behind the
+        #: # program's back, so read the clock only once the sums have arrived. Look up: time.perf_counter
+        # [end]
+        for images, labels in tqdm(loader, f"epoch {epoch}", leave=False, disable=None):
+            images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                logits = model(images)
+                loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+        loss_sum, correct, count = sums.tolist()  # waits for the device
+        # [step 2: the clock]
+        epoch_time = time.perf_counter() - start
+        # [starter]
+        #: epoch_time = float("nan")
+        # [end]
+        training_time += epoch_time
+
+        val_loss, val_accuracy = evaluate(model, test, device)
+
+        # [step 4: early stopping]
+        # One epoch at the target may be luck; --patience of them in a row are less so.
+        at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        epochs_at_target = epochs_at_target + 1 if at_target else 0
+        done = epochs_at_target == args.patience
+        # [starter]
+        #: # TODO 4 Be done once the validation accuracy has reached --target-accuracy in --patience epochs in
+        #: # a row: one good epoch may be luck. Without a target, train all epochs. Look up: nothing, count
+        #: done = False
+        # [end]
+        row = {
+            "time_s": training_time,
+            "epoch_time_s": epoch_time,
+            "images_per_s": count / epoch_time,
+            "lr": optimizer.param_groups[0]["lr"],
+            "train_loss": loss_sum / count,
+            "train_accuracy": correct / count,
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+        }
+        record.epoch(model, target_reached=done, **row)
+        print(
+            f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+            f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+        )
+        if done:
+            break
+
+    runs.finish(record)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

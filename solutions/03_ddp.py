@@ -1,0 +1,296 @@
+# [solution]
+"""Train one network on many processes with DistributedDataParallel, to a target accuracy.
+
+    torchrun --standalone --nproc-per-node 2 solutions/03_ddp.py --dataset fashion-mnist --target-accuracy 0.85
+
+Every process runs this file from top to bottom, and torchrun tells each its rank. Together they take
+the steps that one process would take with a batch as many times larger. The ten steps that make the
+difference to one device are marked. The record of the run goes to --run-dir.
+"""
+# [starter]
+#: """Lab 03: make this script train on many processes with DistributedDataParallel.
+#:
+#:     torchrun --standalone --nproc-per-node 1 labs/03_ddp.py --target-accuracy 0.85
+#:
+#: It works as it stands, on one process. Ten TODOs lead to a script that trains the same network in the
+#: same steps on as many processes as torchrun starts; take them in order and run the script after each.
+#: From TODO 7 on, start two: --nproc-per-node 2. The record of the run goes to --run-dir.
+#: """
+# [end]
+
+import argparse
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
+
+from utils import devices, models, runs
+from utils.augment import AUGMENTATIONS, augment
+from utils.data import load, prepare, whole_batch
+from utils.errors import UserError, one_line_errors
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
+    add("--data-dir", default="data", help="where prepared datasets lie")
+    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
+    add("--train-images", type=int, help="train on the first so many images only")
+    add("--epochs", type=int, default=20, help="at most so many")
+    add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--base-lr", type=float, default=0.05, help="learning rate")
+    add("--momentum", type=float, default=0.9)
+    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
+    add("--patience", type=int, default=2, help="... in so many epochs in a row")
+    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
+    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
+    add("--dropout", type=float, default=0.01)
+    add("--augment", choices=AUGMENTATIONS, default="none")
+    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
+    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
+    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
+    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(), vars(parser.parse_args([]))
+
+
+@torch.inference_mode()
+def evaluate(model, test, device, rank, world_size):
+    """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
+    # [step 9: exact validation]
+    # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
+    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
+    # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    own_images, own_labels = test.images[rank::world_size], test.labels[rank::world_size]
+    for images, labels in zip(own_images.split(500), own_labels.split(500), strict=True):
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        correct = (logits.argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
+    dist.all_reduce(sums)
+    loss, correct, count = sums.tolist()
+    return loss / count, correct / count
+    # [starter]
+    #: # TODO 9 Validate exactly on all ranks together. Let each rank evaluate every world_size-th image, sum
+    #: # loss, correct answers and images over the ranks, and divide once at the end: a mean of the ranks'
+    #: # means is wrong where shares differ. First give all ranks rank 0's BatchNorm buffers, the ones that
+    #: # are saved. Look up: torch.distributed.all_reduce, torch.distributed.broadcast, Module.buffers
+    #: model.eval()
+    #: sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    #: for images, labels in zip(test.images.split(500), test.labels.split(500), strict=True):
+    #:     images, labels = images.to(device), labels.to(device)
+    #:     logits = model(images)
+    #:     loss = F.cross_entropy(logits, labels, reduction="sum")
+    #:     correct = (logits.argmax(dim=1) == labels).sum()
+    #:     sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
+    #: loss, correct, count = sums.tolist()
+    #: return loss / count, correct / count
+    # [end]
+
+
+def main():
+    args, defaults = parse_args()
+
+    # [step 1: process group]
+    # torchrun starts this file once for each rank and puts the numbers into the environment.
+    if "RANK" not in os.environ:
+        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    # [starter]
+    #: # TODO 1 Learn who this process is. torchrun starts this file once for each rank and puts RANK,
+    #: # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment: read the four numbers there.
+    #: # Look up: os.environ, "Environment Variables" in torchrun's documentation
+    #: rank, local_rank, world_size, local_world_size = 0, 0, 1, 1
+    # [end]
+
+    # [step 2: this process's device, then the group]
+    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
+    device, backend = devices.choose_device(
+        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=args.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    # [starter]
+    #: # TODO 2 Take a device of your own and join the group. On a machine with several GPUs each process uses
+    #: # the one of its local rank: hand local_rank and local_world_size to choose_device, and make the GPU
+    #: # the current one. Then start communication with the backend that belongs to the device, and with
+    #: # --timeout. Look up: torch.cuda.set_device, torch.distributed.init_process_group
+    #: device, backend = devices.choose_device(args.device, args.backend)
+    # [end]
+    bfloat16 = devices.use_bfloat16(args.precision, device)
+
+    # [step 3: prepare once per node]
+    # One process of each machine prepares, the others wait at the barrier; then all read one file.
+    if local_rank == 0:
+        prepare(args.dataset, args.data_dir)
+    dist.barrier()
+    # [starter]
+    #: # TODO 3 Prepare the data once on each machine: let local rank 0 do it, and the others wait until it
+    #: # has, or all of them do the same work and read half-written files. Look up: torch.distributed.barrier
+    #: prepare(args.dataset, args.data_dir)
+    # [end]
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+
+    # [step 4: sampler]
+    # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
+    # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.
+    sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
+    # [starter]
+    #: # TODO 4 Give each rank its share of the images: all ranks shuffle alike, rank r takes every
+    #: # world_size-th image from r on. Drop the remainder, as the loader does, so that no image is repeated.
+    #: # Look up: torch.utils.data.distributed.DistributedSampler (and the loader's argument sampler)
+    #: shuffling = torch.Generator().manual_seed(args.seed)
+    #: loader = DataLoader(
+    #:     train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
+    #: )
+    # [end]
+    if len(loader) == 0:
+        raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
+
+    torch.manual_seed(args.seed)
+    channels, classes = train.images.shape[1], len(train.classes)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout).to(device)
+
+    # [step 6: wrap]
+    # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
+    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
+    # [starter]
+    #: # TODO 6 Wrap the network, so that all ranks start with the same weights and backward averages their
+    #: # gradients; keep `model`, the bare network, for validation and for saving. Then seed each rank
+    #: # differently, for dropout. Look up: torch.nn.parallel.DistributedDataParallel (device_ids on a GPU)
+    #: parallel = model
+    # [end]
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
+    augmenting = torch.Generator(device).manual_seed(args.seed + rank)
+
+    # [step 7: only rank 0 prints and writes]
+    record = None
+    if rank == 0:
+        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+        effective_batch = world_size * args.batch_size
+        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+    # [starter]
+    #: # TODO 7 Let only rank 0 write the record, here and after each epoch, print, and show the progress bar:
+    #: # two processes that write one file damage it. The effective batch is that of all ranks together.
+    #: # Look up: nothing, `rank` is all you need
+    #: run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+    #: record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=args.batch_size)
+    # [end]
+
+    training_time, epochs_at_target = 0.0, 0
+    for epoch in range(1, args.epochs + 1):
+        # [step 5: another order each epoch]
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        # [starter]
+        #: # TODO 5 Tell the sampler which epoch this is: it shuffles by seed + epoch, so without this call
+        #: # every epoch has the same order. Look up: DistributedSampler.set_epoch
+        # [end]
+        parallel.train()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        start = time.perf_counter()
+        # [step 7: only rank 0 prints and writes]
+        steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
+        # [starter]
+        #: steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None)
+        # [end]
+        for images, labels in steps:
+            images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                logits = parallel(images)
+                loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+
+        # [step 8: the slowest rank's time, all ranks' images]
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        dist.all_reduce(sums)
+        epoch_time = seconds.item()
+        loss_sum, correct, count = sums.tolist()
+        # [starter]
+        #: # TODO 8 Count for all ranks: the epoch takes as long as its slowest rank, and loss, correct answers
+        #: # and images are sums over the ranks. Look up: torch.distributed.all_reduce, ReduceOp.MAX
+        #: loss_sum, correct, count = sums.tolist()
+        #: epoch_time = time.perf_counter() - start
+        # [end]
+        training_time += epoch_time
+
+        val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
+
+        # [step 10: early stopping that all ranks agree on]
+        # Every rank holds the reduced accuracy, so every rank decides alike. Were it each one's own, one
+        # would leave the loop while the others wait for it in their next all-reduce.
+        at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        epochs_at_target = epochs_at_target + 1 if at_target else 0
+        done = epochs_at_target == args.patience
+        # [starter]
+        #: # TODO 10 Make sure that all ranks stop in the same epoch: one that leaves the loop alone lets the
+        #: # others wait for it. Which number must be the same on all ranks for that? After TODO 9 it is: say
+        #: # why, then replace this comment by the reason. Look up: your own evaluate()
+        #: at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        #: epochs_at_target = epochs_at_target + 1 if at_target else 0
+        #: done = epochs_at_target == args.patience
+        # [end]
+
+        row = {
+            "time_s": training_time,
+            "epoch_time_s": epoch_time,
+            "images_per_s": count / epoch_time,
+            "lr": optimizer.param_groups[0]["lr"],
+            "train_loss": loss_sum / count,
+            "train_accuracy": correct / count,
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+        }
+        # [step 7: only rank 0 prints and writes]
+        if rank == 0:
+            record.epoch(model, target_reached=done, **row)
+            print(
+                f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+                f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+            )
+        # [starter]
+        #: record.epoch(model, target_reached=done, **row)
+        #: print(
+        #:     f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+        #:     f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+        #: )
+        # [end]
+        if done:
+            break
+
+    runs.finish(record)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -1,0 +1,69 @@
+"""What all tests share: real data where it lies, and training runs that never outlive their test."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from utils.data import prepare
+from utils.launch import launch
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ("--epochs", 1, "--model", "lenet", "--dropout", 0, "--precision", "float32", "--device", "cpu")
+
+
+def need(condition, reason):
+    """Skip a test that cannot run here; with CI set, where everything must be there, fail it."""
+    if not condition:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """Return a data folder in which ``digits`` is prepared."""
+    root = tmp_path_factory.mktemp("data")
+    prepare("digits", root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """Return the folder with real Fashion-MNIST and CIFAR-10 that LOCKSTEP_DATA names."""
+    folder = Path(os.environ.get("LOCKSTEP_DATA", ""))
+    need((folder / "FashionMNIST/raw").is_dir(), "LOCKSTEP_DATA names no folder with FashionMNIST/raw")
+    return folder
+
+
+@pytest.fixture
+def torchrun():
+    """Launch scripts as ``launch`` does; whatever is left at the test's end is stopped."""
+    started = []
+
+    def start(script, *args, **options):
+        started.append(launch(script, *args, **options))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.stop()
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a small script for ranks and return its path."""
+
+    def write(text, name="ranks.py"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def course(tmp_path):
+    """Return a copy of the solutions and labs, for tests that write there."""
+    for name in ("solutions", "labs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    return tmp_path

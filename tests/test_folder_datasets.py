@@ -1,0 +1,115 @@
+"""Folders of images as datasets: what fits together is prepared, what does not is named file by file."""
+
+import tarfile
+
+import pytest
+import torch
+from PIL import Image
+
+from utils.data import load, prepare
+from utils.errors import UserError
+
+
+def picture_folder(root, splits=("train", "test"), classes=("cat", "dog"), size=(8, 8), mode="RGB"):
+    """Make a small dataset of JPEG files in class folders, each file of another shade."""
+    shade = 0
+    for split in splits:
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for number in range(3):
+                shade += 10
+                colour = shade if mode == "L" else (shade, 255 - shade, 128)
+                Image.new(mode, size, colour).save(root / split / name / f"{number}.jpg", quality=95)
+    return root
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_a_folder_of_images_is_a_dataset(mode, channels, tmp_path):
+    name = f"folder:{picture_folder(tmp_path / 'pictures', mode=mode)}"
+    prepare(name, tmp_path / "data")
+    train, test = load(name, tmp_path / "data", "train"), load(name, tmp_path / "data", "test")
+    assert train.images.shape == test.images.shape == (6, channels, 8, 8)
+    assert train.classes == ["cat", "dog"] and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert abs(int(train.images[4, 0].float().mean()) - 50) <= 3  # the fifth picture that was made
+
+
+def test_a_folder_that_changed_is_prepared_anew(tmp_path):
+    pictures = picture_folder(tmp_path / "pictures")
+    name = f"folder:{pictures}"
+    prepare(name, tmp_path / "data")
+    (pictures / "train/cat/0.jpg").unlink()
+    prepare(name, tmp_path / "data")
+    assert len(load(name, tmp_path / "data")) == 5
+
+
+def spoil_jpeg(root):
+    path = root / "train/dog/1.jpg"
+    path.write_bytes(path.read_bytes()[:300])
+    return path, "cannot be decoded"
+
+
+def grey_among_colour(root):
+    path = root / "test/cat/2.jpg"
+    Image.new("L", (8, 8), 7).save(path)
+    return path, "8x8 greyscale where .* is 8x8 colour"
+
+
+def another_size(root):
+    path = root / "test/cat/2.jpg"
+    Image.new("RGB", (9, 8)).save(path)
+    return path, "9x8 colour where .* is 8x8 colour"
+
+
+def class_without_counterpart(root):
+    path = root / "test/bird"
+    path.mkdir()
+    Image.new("RGB", (8, 8)).save(path / "0.jpg")
+    return path, "has no counterpart in .*train"
+
+
+def empty_class(root):
+    for split in ("train", "test"):
+        (root / split / "bird").mkdir()
+    return root / "train/bird", "is empty"
+
+
+def no_image(root):
+    path = root / "train/cat/notes.txt"
+    path.write_text("hello")
+    return path, "is not an image"
+
+
+def with_transparency(root):
+    path = root / "train/cat/0.png"
+    Image.new("RGBA", (8, 8)).save(path)
+    return path, "pixel format RGBA"
+
+
+FAULTS = [
+    spoil_jpeg,
+    grey_among_colour,
+    another_size,
+    class_without_counterpart,
+    empty_class,
+    no_image,
+    with_transparency,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_in_a_folder_is_named_and_nothing_is_written(fault, tmp_path):
+    path, complaint = fault(picture_folder(tmp_path / "pictures"))
+    with pytest.raises(UserError, match=complaint) as caught:
+        prepare(f"folder:{tmp_path / 'pictures'}", tmp_path / "data")
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert not list((tmp_path / "data").glob("[!.]*.pt")) and not list((tmp_path / "data").glob("*.part"))
+
+
+def test_real_cifar10_as_a_folder_of_jpegs(real_data, tmp_path):
+    with tarfile.open(real_data / "cifar10-jpeg.tar") as archive:
+        archive.extractall(tmp_path / "cifar10", filter="data")
+    name = f"folder:{tmp_path / 'cifar10'}"
+    prepare(name, tmp_path / "data")
+    train, test = load(name, tmp_path / "data", "train"), load(name, tmp_path / "data", "test")
+    assert train.images.shape == (50_000, 3, 32, 32) and len(test) == 10_000
+    assert torch.bincount(test.labels).tolist() == [1_000] * 10 and "airplane" in train.classes

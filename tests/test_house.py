@@ -1,0 +1,107 @@
+"""The house keeps its order: imports point down the floors, files stay short, dependencies agree."""
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+
+import pytest
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+# Each file may import from the floors above its line here, and on its line from the files before it.
+FLOORS = [
+    ["errors"],
+    ["files"],
+    ["augment", "digits", "sources", "data", "models", "devices", "runs"],
+    ["collectives", "data_parallel", "sync_batchnorm", "novograd"],
+    ["failures", "tether", "launch", "magics"],
+    ["experiments", "cluster", "scaling", "curves"],
+    ["plots", "widgets", "claims", "environment"],
+]
+ORDER = [name for floor in FLOORS for name in floor]
+
+
+def tracked(pattern):
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", pattern], cwd=ROOT, capture_output=True)
+    return [path for name in listed.stdout.decode().split("\n") if name and (path := ROOT / name).is_file()]
+
+
+def imported_utils(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "utils":
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("utils."):
+            names.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("utils.")}
+    return names
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "utils").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_imports_point_down_the_floors(path):
+    assert path.stem in ORDER, f"utils/{path.name} has no floor: give it one in this test"
+    below = ORDER[: ORDER.index(path.stem)]
+    assert imported_utils(path) <= set(below)
+
+
+def test_utils_never_import_the_assessment():
+    for path in (ROOT / "utils").glob("*.py"):
+        assert not re.search(r"^\s*(from|import) assessment", path.read_text(encoding="utf-8"), re.MULTILINE), path
+
+
+@pytest.mark.parametrize("path", tracked("*.py"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_holds_one_idea(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 310
+
+
+def test_requirements_lock_every_dependency_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    locked = {}
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if match := re.match(r"([A-Za-z0-9_.-]+)==([^ ;]+)", line):
+            locked.setdefault(match[1].lower(), []).append(match[2])
+    for requirement in map(Requirement, wanted):
+        versions = locked.get(requirement.name.lower(), [])
+        assert versions, f"{requirement.name} is not in requirements.txt: run make lock"
+        assert all(version in requirement.specifier for version in versions), requirement
+
+
+def test_requirements_hold_no_other_direct_dependency():
+    """What the lock attributes to the project itself is exactly what the project names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {Requirement(text).name for text in project["dependencies"] + project["optional-dependencies"]["test"]}
+    direct, name = set(), None
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        name = line.split("==")[0] if "==" in line else name
+        if "lockstep (pyproject.toml)" in line:
+            direct.add(name)
+    assert direct == wanted
+
+
+def test_the_conda_environment_takes_the_same_lock():
+    lines = [line.strip() for line in (ROOT / "environment.yml").read_text().splitlines()]
+    packages = [line[2:] for line in lines if line.startswith("- ")]
+    assert packages == ["conda-forge", "python>=3.11", "pip", "pip:", "-r requirements.txt", "-e ."]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert SpecifierSet(project["requires-python"]) == SpecifierSet(">=3.11")
+
+
+def test_nothing_names_a_package_index_or_a_place_on_this_machine():
+    words = re.compile(r"index-url|find-links|pypi\.org|pythonhosted|file:///|/root/|/home/[a-z]|/wo" + "rk/")
+    allowed = {ROOT / "tests/test_house.py", ROOT / "Makefile"}  # the lock command says --no-emit-index-url
+    for pattern in ("*.py", "*.txt", "*.toml", "*.yml", "*.md", "*.ipynb", "*.json", ".ci/run"):
+        for path in set(tracked(pattern)) - allowed:
+            assert not words.search(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("path", tracked("*.ipynb"), ids=lambda path: path.stem)
+def test_notebooks_are_committed_without_outputs_and_with_short_cells(path):
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"] and cell["execution_count"] is None
+            assert len(cell["source"]) <= 16, "".join(cell["source"])

@@ -1,0 +1,82 @@
+"""Labs are made from the solutions, run as they stand, and belong to the learner once changed."""
+
+import subprocess
+
+import pytest
+from conftest import ROOT, TINY
+
+from assessment.labs import is_untouched, make_labs, sealed, solution, starter
+from utils.errors import UserError
+from utils.runs import read_metrics
+
+SOURCES = sorted((ROOT / "solutions").glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_the_committed_lab_is_the_one_made_from_the_solution(source):
+    lab = ROOT / "labs" / source.name
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", lab], cwd=ROOT).returncode
+    committed = subprocess.run(["git", "show", f"HEAD:labs/{source.name}"], cwd=ROOT, capture_output=True, text=True)
+    text = lab.read_text() if not changed or committed.returncode else committed.stdout
+    assert text == sealed(starter(source.read_text()), source.name), "run make labs"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_both_variants_are_programs(source):
+    for variant in (starter, solution):
+        compile(variant(source.read_text()), source.name, "exec")
+    assert "TODO" in starter(source.read_text()) and "TODO" not in solution(source.read_text())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_every_todo_is_short_and_names_what_to_look_up(source):
+    lines = starter(source.read_text()).splitlines()
+    steps = [at for at, line in enumerate(lines) if "# TODO" in line]
+    assert sorted(int(lines[at].split("TODO ")[1].split()[0]) for at in steps) == list(range(1, len(steps) + 1))
+    for at in steps:
+        end = next(row for row in range(at, len(lines)) if not lines[row].strip().startswith("#"))
+        assert 2 <= end - at <= 4, lines[at]
+        assert "Look up: " in " ".join(lines[at:end]), lines[at]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_every_starter_runs_as_it_stands_on_one_process(source, torchrun, digits, tmp_path):
+    lab = tmp_path / source.name
+    lab.write_text(sealed(starter(source.read_text()), source.name))
+    args = ("--data-dir", digits, *TINY, "--train-images", 512)
+    torchrun(lab, *args, processes=1, run_dir=tmp_path / "run").result(timeout=60)
+    assert len(read_metrics(tmp_path / "run")) == 1
+
+
+def test_a_lab_that_a_learner_changed_is_kept(course):
+    lab = course / "labs/03_ddp.py"
+    assert make_labs(course / "solutions", course / "labs") == []
+    lab.write_text(lab.read_text() + "# mine\n")
+    assert make_labs(course / "solutions", course / "labs") == ["03_ddp.py"]
+    assert lab.read_text().endswith("# mine\n")
+    lab.write_text(lab.read_text().replace("# mine\n", "").replace("rank, local_rank", "mine, local_rank"))
+    assert make_labs(course / "solutions", course / "labs") == ["03_ddp.py"]
+    lab.unlink()
+    assert make_labs(course / "solutions", course / "labs") == [] and is_untouched(lab.read_text())
+
+
+def test_an_untouched_lab_follows_its_solution(course):
+    source, lab = course / "solutions/03_ddp.py", course / "labs/03_ddp.py"
+    source.write_text(source.read_text().replace("Ten TODOs lead", "Ten steps lead"))
+    assert make_labs(course / "solutions", course / "labs") == []
+    assert "Ten steps lead" in lab.read_text() and is_untouched(lab.read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# [solution]\na\n# [end]\n", r"line 3: # \[end\]"),
+        ("# [starter]\n", r"line 1: # \[starter\]"),
+        ("# [step 1: x]\n# [step 2: y]\n", "line 2"),
+        ("# [solution]\n# [starter]\na\n# [end]\n", "line 3: a starter line"),
+        ("# [solution]\n# [starter]\n", "no \\[end\\]"),
+    ],
+)
+def test_markers_that_do_not_pair_are_named(text, complaint):
+    with pytest.raises(UserError, match=complaint):
+        starter(text)

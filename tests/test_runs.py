@@ -1,0 +1,180 @@
+"""A run's record is whole whatever ends the run, and is never mixed with another run's."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, TINY
+
+from utils.launch import RunError
+from utils.runs import COLUMNS, read_metrics, run_folder
+
+LAB = ROOT / "solutions/01_one_device.py"
+SCRIPT = ROOT / "solutions/03_ddp.py"
+
+RECORD = """
+import sys, os, time, torch
+from utils.runs import Record, COLUMNS, finish
+record = Record(sys.argv[1], {"lr": float(sys.argv[2])}, world_size=1, effective_batch=8)
+row = {name: 0.5 for name in COLUMNS if name != "epoch"}
+def epoch(value):
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(module.weight, value)
+    record.epoch(module, **row)
+"""
+
+
+def python(code, *args, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", RECORD + code, *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run_to_end(code, *args):
+    process = python(code, *args)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def weight(folder):
+    return torch.load(folder / "model.pt", weights_only=True)["weight"].item()
+
+
+def test_a_finished_run_has_the_whole_record(tmp_path):
+    code, _, errors = run_to_end("epoch(1.0); epoch(2.0); finish(record)", tmp_path / "run", 0.1)
+    assert code == 0, errors
+    assert (tmp_path / "run/metrics.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+    assert [row["epoch"] for row in read_metrics(tmp_path / "run")] == [1, 2]
+    assert weight(tmp_path / "run") == 2.0
+    assert summary(tmp_path / "run")["state"] == "finished" and summary(tmp_path / "run")["epochs"] == 2
+    assert json.loads((tmp_path / "run/config.json").read_text()) == {"lr": 0.1, "world_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "code"),
+    [
+        ("raise ValueError('oops')", "failed", 1),
+        ("sys.exit('one line')", "failed", 1),
+        ("os.kill(os.getpid(), 15); time.sleep(30)", "stopped", 143),
+        ("os.kill(os.getpid(), 2); time.sleep(30)", "stopped", 130),
+    ],
+)
+def test_whatever_ends_a_run_its_state_says_so(ending, state, code, tmp_path):
+    assert run_to_end(f"epoch(1.0); {ending}", tmp_path / "run", 0.1)[0] == code
+    assert summary(tmp_path / "run")["state"] == state
+    assert weight(tmp_path / "run") == 1.0 and len(read_metrics(tmp_path / "run")) == 1
+
+
+def test_a_stop_while_an_epoch_is_written_waits_until_it_is_whole(tmp_path):
+    """SIGTERM comes between the weights and the row of the same epoch."""
+    slow = (
+        "save = torch.save\n"
+        "def slow(content, path):\n"
+        "    save(content, path)\n"
+        "    os.kill(os.getpid(), 15); time.sleep(0.2)\n"
+        "epoch(1.0); torch.save = slow; epoch(2.0); time.sleep(30)"
+    )
+    assert run_to_end(slow, tmp_path / "run", 0.1)[0] == 143
+    assert weight(tmp_path / "run") == 2.0 and len(read_metrics(tmp_path / "run")) == 2
+    assert summary(tmp_path / "run")["state"] == "stopped" and summary(tmp_path / "run")["epochs"] == 2
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+def test_the_same_settings_write_a_run_anew_and_others_are_refused(tmp_path):
+    run_to_end("epoch(1.0); epoch(2.0); finish(record)", tmp_path / "run", 0.1)
+    code, _, errors = run_to_end("epoch(3.0); finish(record)", tmp_path / "run", 0.2)
+    assert code == 1 and "other settings (lr is 0.1 there, 0.2 here)" in errors
+    assert weight(tmp_path / "run") == 2.0 and len(read_metrics(tmp_path / "run")) == 2
+    run_to_end("epoch(3.0); finish(record)", tmp_path / "run", 0.1)
+    assert weight(tmp_path / "run") == 3.0 and len(read_metrics(tmp_path / "run")) == 1
+
+
+def test_a_folder_that_is_being_written_is_refused(tmp_path):
+    first = python("epoch(1.0); print('there', flush=True); time.sleep(60)", tmp_path / "run", 0.1)
+    try:
+        assert first.stdout.readline() == "there\n"
+        code, _, errors = run_to_end("epoch(2.0); finish(record)", tmp_path / "run", 0.1)
+        assert code == 1 and "another run is writing to" in errors
+        assert weight(tmp_path / "run") == 1.0
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_folders_are_named_by_the_settings_that_are_no_default():
+    defaults = {"lr": 0.1, "batch_size": 64, "dataset": "digits", "data_dir": "data", "run_dir": None}
+    same = {**defaults, "data_dir": "elsewhere", "run_dir": "x"}
+    assert str(run_folder("labs/03_ddp.py", same, defaults, 2)) == "runs/03_ddp-2x64"
+    names = {
+        run_folder("03_ddp.py", defaults | changed, defaults, 2).name
+        for changed in ({"lr": 0.2}, {"dataset": "folder:/a/b"}, {"dataset": "folder:/c/b"}, {"dataset": "x" * 300})
+    }
+    assert len(names) == 4 and "03_ddp-2x64-lr=0.2" in names
+    assert all(len(name) < 200 and "/" not in name for name in names)
+
+
+def test_sigterm_stops_a_training_run_on_all_ranks(torchrun, digits, tmp_path):
+    """The record is whole up to the last finished epoch, and the model is the one of that epoch."""
+    args = ("--data-dir", digits, "--epochs", 500, "--train-images", 512, "--model", "lenet")
+    run = torchrun(SCRIPT, *args, processes=2, run_dir=tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while len(run.metrics()) < 3:
+        assert time.monotonic() < deadline and run.state == "running", run.log()
+        time.sleep(0.05)
+    run.stop()
+    rows = read_metrics(tmp_path / "run")
+    assert summary(tmp_path / "run")["state"] == "stopped" == run.state
+    assert summary(tmp_path / "run")["epochs"] == len(rows) == rows[-1]["epoch"]
+    assert summary(tmp_path / "run")["last_val_accuracy"] == rows[-1]["val_accuracy"]
+
+
+def test_a_failed_run_says_failed(torchrun, digits, tmp_path):
+    """One rank dies by signal 9 in the middle of training."""
+    code = f"""
+import os, runpy, signal, sys, threading
+if os.environ["RANK"] == "1":
+    threading.Timer(8, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+sys.argv = sys.argv[1:]
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+    path = tmp_path / "dies.py"
+    path.write_text(code)
+    args = ("x", "--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--timeout", 10)
+    run = torchrun(path, *args, processes=2, run_dir=tmp_path / "run")
+    with pytest.raises(RunError, match="rank 1 failed first: it was ended by signal 9"):
+        run.result(timeout=60)
+    assert summary(tmp_path / "run")["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--dataset", "nonsense"), "dataset 'nonsense' is unknown"),
+        (("--batch-size", 20_000), "--batch-size 20000 is more than"),
+        (("--train-images", 20_000), "--train-images 20000 is out of range"),
+        (("--width", 0.001), "leaves lenet a layer without channels"),
+    ],
+)
+def test_bad_input_to_a_script_is_one_line(arguments, complaint, digits, tmp_path):
+    command = [sys.executable, LAB, "--data-dir", digits, "--run-dir", tmp_path / "run", *TINY, *arguments]
+    run = subprocess.run(map(str, command), capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and complaint in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_03_without_torchrun_says_how_to_start(digits):
+    run = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert run.returncode == 1 and run.stderr.startswith("start this script with torchrun: torchrun --standalone")

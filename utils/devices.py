@@ -1,0 +1,55 @@
+"""What hardware this machine has, which of it a process uses, and which backend that means."""
+
+import os
+
+import psutil
+import torch
+
+from utils.errors import UserError
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def choose_device(device="auto", backend=None, *, local_rank=0, local_world_size=1):
+    """Return this process's ``torch.device`` and the communication backend that fits it.
+
+    ``auto`` is a GPU of its own for every process of this machine (the one numbered by the local
+    rank) with NCCL, or the CPU with gloo where there is no GPU. Raises ``UserError`` where there are
+    fewer GPUs than processes: sharing one is never what was meant, so the user decides.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cuda" and gpus < local_world_size:
+        raise UserError(
+            f"{local_world_size} processes on this machine need a GPU each, but it has {gpus}:"
+            " start fewer processes, or choose --device cpu"
+        )
+    if device == "cuda":
+        return torch.device("cuda", local_rank), backend or "nccl"
+    if backend == "nccl":
+        raise UserError("--backend nccl needs a GPU for every process; on the CPU choose --backend gloo")
+    return torch.device("cpu"), backend or "gloo"
+
+
+def has_fast_bfloat16(device):
+    """Say whether ``device`` computes in bfloat16 by its own instructions, faster than in float32.
+
+    Without them bfloat16 is emulated and slower: Intel has them since Cooper Lake (AVX-512 BF16, AMX),
+    NVIDIA since Ampere (compute capability 8.0).
+    """
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def use_bfloat16(precision, device):
+    """Say whether to compute in bfloat16: as ``precision`` asks, or for ``auto`` where it pays."""
+    return has_fast_bfloat16(device) if precision == "auto" else precision == "bfloat16"
+
+
+def physical_cores():
+    """Count the physical cores that this process may use (at least 1)."""
+    allowed = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count()
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
