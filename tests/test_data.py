@@ -111,6 +111,7 @@ def test_a_prepare_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_pa
     process.wait(timeout=10)
     with pytest.raises(UserError, match="not prepared"):
         load("digits", tmp_path)
+    (tmp_path / ".digits.download.part").mkdir()  # what a killed download leaves
     prepare("digits", tmp_path)
     assert len(load("digits", tmp_path, "test")) == 1_999
     assert not leftovers(tmp_path)

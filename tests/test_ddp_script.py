@@ -1,6 +1,14 @@
 """``solutions/03_ddp.py``, judged by what N processes must do: as one, every image once, all together."""
 
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -134,3 +142,34 @@ def test_real_fashion_mnist_reaches_four_in_five(train, real_data):
     folder = train(2, *args, data=("--dataset", "fashion-mnist"))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["target_reached"] and summary["best_val_accuracy"] >= 0.8
+
+
+def test_in_a_terminal_rank_0_shows_a_bar_and_a_line_an_epoch_and_the_others_nothing(digits, tmp_path):
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # else its width is 0
+    arguments = ["--data-dir", digits, "--run-dir", tmp_path / "run", *TINY[2:], "--epochs", 2, "--train-images", 2_000]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # torchrun prints a warning where it is not set
+    run = subprocess.Popen(map(str, command), stdin=end, stdout=end, stderr=end, env=environment)
+    os.close(end)
+    shown = b""
+    try:
+        while chunk := read_terminal(terminal):
+            shown += chunk
+        assert run.wait(timeout=10) == 0
+    finally:
+        run.terminate()
+        os.close(terminal)
+    text = shown.decode()
+    whole_lines = [line.split("\r")[-1] for line in text.replace("\r\n", "\n").split("\n")]
+    assert [line.split(":")[0] for line in whole_lines if "val accuracy" in line] == ["epoch 1", "epoch 2"]
+    assert re.search(r"epoch 1: +\d+%\|", text) and "it/s" in text
+    assert text.count("epoch 1:   0%|") == 1  # one bar, not one a rank
+
+
+def read_terminal(terminal):
+    """Return what comes next from the terminal, or nothing when the last process has left it."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux says EIO where others say end of file
+        return b""

@@ -76,8 +76,7 @@ def prepare(name, root="data"):
         raise UserError(cannot_write(path, error)) from error
     with lock:
         if not _is_current(path, fingerprint):
-            remove_parts(path.parent, path.name)
-            sources.remove_downloads(root, name)
+            remove_parts(path.parent, path.stem)
             splits, classes = _read(name, root)
             content = {"fingerprint": fingerprint, "classes": classes}
             for split, (images, labels) in splits.items():

@@ -49,8 +49,8 @@ def cannot_write(path, error):
     return f"cannot write {path}: {reason}; free some space or choose another folder that you may write to"
 
 
-def remove_parts(folder, name):
-    """Remove what killed writers of ``folder/name`` left behind; call it while nobody else writes."""
-    for leftover in Path(folder).glob(f".{name}.*.part"):
+def remove_parts(folder, stem):
+    """Remove what killed writers and downloads of ``stem`` left in ``folder``; call it while nobody writes."""
+    for leftover in Path(folder).glob(f".{stem}.*.part"):
         with suppress(OSError):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

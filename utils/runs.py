@@ -182,8 +182,9 @@ def read_metrics(run_dir):
     path = Path(run_dir) / "metrics.csv"
     if not path.exists():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    text = path.read_text(encoding="utf-8")
+    whole_lines = text[: text.rfind("\n") + 1].splitlines()  # the last may be on its way to the disk
+    rows = csv.DictReader(whole_lines)
     return [{name: int(text) if name == "epoch" else float(text) for name, text in row.items()} for row in rows]
 
 

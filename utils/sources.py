@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import struct
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -173,9 +172,3 @@ def _kind(pixels):
 
 def _first_line(error):
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def remove_downloads(root, name):
-    """Remove what killed downloads of ``name`` left in ``root``."""
-    for leftover in Path(root).glob(f".{name}.*.part"):
-        shutil.rmtree(leftover, ignore_errors=True)
