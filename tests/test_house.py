@@ -17,7 +17,7 @@ FLOORS = [
     ["files"],
     ["augment", "digits", "sources", "data", "models", "devices", "runs"],
     ["collectives", "data_parallel", "sync_batchnorm", "novograd"],
-    ["failures", "tether", "launch", "magics"],
+    ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
     ["experiments", "cluster", "scaling", "curves"],
     ["plots", "widgets", "claims", "environment"],
 ]

@@ -153,7 +153,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
     path.write_text(code)
     args = ("x", "--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--timeout", 10)
     run = torchrun(path, *args, processes=2, run_dir=tmp_path / "run")
-    with pytest.raises(RunError, match="rank 1 failed first: it was ended by signal 9"):
+    with pytest.raises(RunError, match="rank 1 failed first, ended by signal 9"):
         run.result(timeout=60)
     assert summary(tmp_path / "run")["state"] == "failed"
 

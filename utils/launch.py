@@ -8,26 +8,19 @@ stopped or interrupted, or whose caller ends or is killed, is gone within five s
 """
 
 import atexit
-import os
-import queue
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 import weakref
-from concurrent.futures import Future
 from pathlib import Path
 
-import psutil
-
+from utils import processes as system
 from utils import runs
-from utils.devices import physical_cores
 from utils.errors import UserError
-from utils.failures import explain_failure
+from utils.failures import explain_failure, reported_exits
+from utils.ranklogs import RankLogs
 
-TETHER = Path(__file__).with_name("tether.py")
 GRACE_S = 3.0  # what a run gets to write down that it was stopped, before it is killed
 POLL_S = 0.1
 
@@ -50,19 +43,13 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
         raise UserError(f"{script.absolute()} does not exist: name a script to launch")
     if processes < 1:
         raise UserError(f"processes={processes} makes no run: choose 1 or more")
-    logs = tempfile.TemporaryDirectory(prefix="lockstep-")
-    worker = [str(TETHER), f"{logs.name}/rank{{rank}}.log", sys.executable, "-u", str(script), *map(str, args)]
-    if run_dir is not None:
-        worker += ["--run-dir", str(run_dir)]
+    logs = RankLogs(processes)
+    record = [] if run_dir is None else ["--run-dir", run_dir]
+    worker = system.tethered([sys.executable, "-u", script, *args, *record], logs.path("{rank}"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, str(TETHER), f"{logs.name}/torchrun.log", *torchrun, *worker]
-    environment = os.environ | {
-        "LOCKSTEP_PARENT": str(os.getpid()),
-        "OMP_NUM_THREADS": str(threads or max(1, physical_cores() // processes)),
-        "PYTHONUNBUFFERED": "1",
-    }
-    process = _starter.start(command, environment | (env or {}))
-    run = Run(process, logs, processes, run_dir)
+    # torchrun starts its argument with Python, which the tether needs no second time.
+    command = system.tethered([*torchrun, *worker[1:]], logs.path("torchrun"))
+    run = Run(system.start(command, processes=processes, threads=threads, env=env), logs, run_dir)
     _live.add(run)
     return run
 
@@ -70,12 +57,11 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
 class Run:
     """A run that ``launch`` started: ``state``, ``log()``, ``metrics()``, ``wait()``, ``result()``, ``stop()``."""
 
-    def __init__(self, process, logs, processes, run_dir):
-        self.processes = processes
+    def __init__(self, process, logs, run_dir):
+        self.processes = logs.processes
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._process, self._logs = process, logs
         self._stop_asked = False
-        self._shown = {}
 
     def __repr__(self):
         return f"<Run of {self.processes} processes in {self.run_dir}: {self.state}>"
@@ -93,8 +79,7 @@ class Run:
 
     def log(self, rank=0):
         """Return all that ``rank`` has printed so far; ``rank="torchrun"`` gives the launcher's own words."""
-        path = self._log_path(rank)
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return self._logs.text(rank)
 
     def metrics(self):
         """Return the rows of ``metrics.csv`` so far, one dictionary for each finished epoch."""
@@ -111,116 +96,53 @@ class Run:
             while self.state == "running" and (deadline is None or time.monotonic() < deadline):
                 time.sleep(POLL_S)
                 if show:
-                    self._show()
+                    self._logs.show()
         except KeyboardInterrupt:
             self.stop()
             raise
         finally:
             if show:
-                self._show()
+                self._logs.show(is_over=self._process.poll() is not None)
         return self.state
 
-    def result(self, timeout=None):
+    def result(self, timeout=None, show=False):
         """Wait for the end and return the run's ``summary.json`` (None without a ``run_dir``).
 
         Raises ``RunError`` with the first failing rank's traceback, or where the run was stopped;
         ``TimeoutError`` after ``timeout`` seconds, having stopped it.
         """
-        state = self.wait(timeout)
+        state = self.wait(timeout, show)
         if state == "running":
             self.stop()
-            last = "\n".join(f"rank {rank}: {self._last_line(rank)}" for rank in range(self.processes))
-            raise TimeoutError(
-                f"the run did not end within {timeout} s and was stopped; each rank's last line:\n{last}"
-            )
+            last = "\n".join(f"rank {rank}: {self._logs.last_line(rank)}" for rank in range(self.processes))
+            raise TimeoutError(f"not over after {timeout} s, so it was stopped; the last line of each rank:\n{last}")
         if state == "stopped":
             raise RunError("the run was stopped")
         if state == "failed":
-            logs = {rank: self._log_path(rank) for rank in range(self.processes)}
-            raise RunError(explain_failure(logs, self.log("torchrun")))
+            raise RunError(self.failure())
         return None if self.run_dir is None else runs.read_json(self.run_dir / "summary.json")
+
+    def failure(self):
+        """Return why the run failed: the output of the rank that failed first, then the others' last lines."""
+        exits = reported_exits(self.log("torchrun"))
+        return explain_failure(self._logs, exits) if exits else f"torchrun failed:\n{self.log('torchrun').strip()}"
 
     def stop(self):
         """Stop the run on all ranks and return when every process is gone; within five seconds."""
         if self._process.poll() is not None:
             return
         self._stop_asked = True
-        family = _family(self._process.pid)
+        members = system.family(self._process.pid)
         self._process.send_signal(signal.SIGTERM)  # torchrun passes it on to the workers
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            family |= _family(self._process.pid)
+            members |= system.family(self._process.pid)
         # Workers live in sessions of their own, so each is ended by its number.
-        for process in family:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(family, timeout=1)
+        system.kill(members)
         self._process.wait()
         if self.run_dir is not None:
             runs.set_state(self.run_dir, "stopped")
-
-    def _log_path(self, rank):
-        return Path(self._logs.name) / ("torchrun.log" if rank == "torchrun" else f"rank{rank}.log")
-
-    def _last_line(self, rank):
-        lines = self.log(rank).strip().splitlines()
-        return lines[-1] if lines else "(nothing printed)"
-
-    def _show(self):
-        """Print the whole lines that have come since the last call; ranks above 0 with their number."""
-        for rank in range(self.processes):
-            text = self.log(rank)[self._shown.get(rank, 0) :]
-            whole = text[: text.rfind("\n") + 1] if self._process.poll() is None else text
-            self._shown[rank] = self._shown.get(rank, 0) + len(whole)
-            for line in whole.splitlines():
-                print(line if rank == 0 else f"[rank {rank}] {line}", flush=True)
-
-
-def _family(pid):
-    """Return the process ``pid`` and all its descendants, as far as they still live."""
-    try:
-        process = psutil.Process(pid)
-        return {process, *process.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()
-
-
-class _Starter:
-    """Start processes from one thread that lives as long as this program does.
-
-    The parent-death signal fires when the thread that started a process ends, and a run may be
-    launched from a thread that does not stay.
-    """
-
-    def __init__(self):
-        self._orders = queue.SimpleQueue()
-        self._thread = None
-        self._lock = threading.Lock()
-
-    def start(self, command, environment):
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="lockstep-starter", daemon=True)
-                self._thread.start()
-        started = Future()
-        self._orders.put((command, environment, started))
-        return started.result()
-
-    def _serve(self):
-        while True:
-            command, environment, started = self._orders.get()
-            try:
-                started.set_result(
-                    subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-                )
-            except OSError as error:
-                started.set_exception(error)
-
-
-_starter = _Starter()
 
 
 @atexit.register

@@ -2,8 +2,8 @@
 
     python tether.py LOG COMMAND [ARGUMENT ...]
 
-The process ties itself to its parent, sends its output to the file LOG (``{rank}`` stands for the
-rank that torchrun gave it) and becomes COMMAND. ``launch.py`` puts it before torchrun and before each
+The process ties itself to its parent, sends its output to the file LOG (``{rank}`` stands for its rank,
+``-`` leaves the output where it is) and becomes COMMAND. It stands before torchrun and before each
 worker, so the training script stays as it is. The parent's number comes in ``LOCKSTEP_PARENT``.
 
 The tie is Linux's parent-death signal (prctl(2), PR_SET_PDEATHSIG), which survives exec. It fires when
@@ -37,5 +37,6 @@ def send_output_to(log):
 
 if __name__ == "__main__":
     tie_to_parent()
-    send_output_to(sys.argv[1].replace("{rank}", os.environ.get("RANK", "")))
+    if sys.argv[1] != "-":
+        send_output_to(sys.argv[1].replace("{rank}", os.environ.get("RANK", "")))
     os.execv(sys.argv[2], sys.argv[2:])

@@ -1,0 +1,90 @@
+"""Start processes that end with this program, and end them together with all that they started."""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+
+from utils.devices import physical_cores
+
+TETHER = Path(__file__).with_name("tether.py")
+
+
+def tethered(command, log="-"):
+    """Return ``command`` as one that ends when its parent does and prints into the file ``log``.
+
+    ``-`` leaves its output where it is; ``{rank}`` in the name stands for the process's rank.
+    """
+    return [sys.executable, str(TETHER), str(log), *map(str, command)]
+
+
+def start(command, *, processes=1, threads=None, env=None, **options):
+    """Start ``command``, one of ``processes`` that share this machine, and return its ``Popen``.
+
+    Each gets ``threads`` to compute with (default: the physical cores shared out evenly). ``env`` adds
+    to the environment; ``options`` go to ``Popen``.
+    """
+    environment = os.environ | {
+        "LOCKSTEP_PARENT": str(os.getpid()),
+        "OMP_NUM_THREADS": str(threads or max(1, physical_cores() // processes)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    options = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
+    return _starter.start(command, options | {"env": environment | (env or {})})
+
+
+def family(pid):
+    """Return the process ``pid`` and all its descendants, as far as they still live."""
+    try:
+        process = psutil.Process(pid)
+        return {process, *process.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def kill(members):
+    """Kill processes with signal 9 and wait until they are gone."""
+    for process in members:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(members, timeout=1)
+
+
+class _Starter:
+    """Start processes from one thread that lives as long as this program does.
+
+    The parent-death signal fires when the thread that started a process ends, and the caller's thread
+    may not stay.
+    """
+
+    def __init__(self):
+        self._orders = queue.SimpleQueue()
+        self._thread = None
+        self._lock = threading.Lock()
+
+    def start(self, command, options):
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="lockstep-starter", daemon=True)
+                self._thread.start()
+        started = Future()
+        self._orders.put((command, options, started))
+        return started.result()
+
+    def _serve(self):
+        while True:
+            command, options, started = self._orders.get()
+            try:
+                started.set_result(subprocess.Popen(command, **options))
+            except OSError as error:
+                started.set_exception(error)
+
+
+_starter = _Starter()
