@@ -19,7 +19,7 @@ FLOORS = [
     ["collectives", "data_parallel", "sync_batchnorm", "novograd"],
     ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
     ["experiments", "cluster", "scaling", "curves"],
-    ["plots", "widgets", "claims", "environment"],
+    ["plots", "widgets", "progress", "claims", "environment"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
 
@@ -104,4 +104,5 @@ def test_notebooks_are_committed_without_outputs_and_with_short_cells(path):
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             assert not cell["outputs"] and cell["execution_count"] is None
-            assert len(cell["source"]) <= 16, "".join(cell["source"])
+            is_script = cell["source"][0].startswith("%%ranks")  # a program of its own, imports and all
+            assert len(cell["source"]) <= (32 if is_script else 20), "".join(cell["source"])

@@ -15,7 +15,6 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 TRACEBACK = "Traceback (most recent call last)"
-RANK_MARK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line of a traceback
 
 
 def reported_exits(report):
@@ -24,7 +23,7 @@ def reported_exits(report):
 
 
 def first_failure(logs, exits):
-    """Return the rank that failed first, or None; ``exits`` maps ranks to exit codes, negative for a signal."""
+    """Return the rank that failed first; ``exits`` maps the failed ranks to exit codes, negative for a signal."""
 
     def order(rank):
         is_consequence = exits[rank] > 0 and bool(LOST_PEER.search(logs.last_line(rank)))
@@ -32,8 +31,8 @@ def first_failure(logs, exits):
         return is_consequence, path.stat().st_mtime_ns if path.exists() else 0
 
     # A rank that was ended because another had failed is no cause.
-    causes = [rank for rank, code in exits.items() if code not in (0, -signal.SIGTERM)]
-    return min(causes, key=order, default=None)
+    causes = [rank for rank, code in exits.items() if code != -signal.SIGTERM]
+    return min(causes or exits, key=order)
 
 
 def explain_failure(logs, exits):
@@ -43,7 +42,7 @@ def explain_failure(logs, exits):
     """
     first = first_failure(logs, exits)
     others = [f"rank {rank}: {logs.last_line(rank)}" for rank in sorted(exits) if rank != first and exits[rank] > 0]
-    told = _from_traceback(RANK_MARK.sub("", logs.text(first)))
+    told = _from_traceback(logs.text(first))
     return "\n\n".join(filter(None, [f"rank {first} failed first{how(exits[first])}:", told, "\n".join(others)]))
 
 

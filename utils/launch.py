@@ -61,7 +61,7 @@ class Run:
         self.processes = logs.processes
         self.run_dir = None if run_dir is None else Path(run_dir)
         self._process, self._logs = process, logs
-        self._stop_asked = False
+        self._stop_asked, self._launched = False, time.time()
 
     def __repr__(self):
         return f"<Run of {self.processes} processes in {self.run_dir}: {self.state}>"
@@ -83,7 +83,9 @@ class Run:
 
     def metrics(self):
         """Return the rows of ``metrics.csv`` so far, one dictionary for each finished epoch."""
-        return [] if self.run_dir is None else runs.read_metrics(self.run_dir)
+        path = self.run_dir and self.run_dir / "metrics.csv"
+        is_own = path and path.exists() and path.stat().st_mtime >= self._launched  # not an earlier run's
+        return runs.read_metrics(self.run_dir) if is_own else []
 
     def wait(self, timeout=None, show=False):
         """Wait until the run ends, or ``timeout`` seconds, and return its state.

@@ -1,7 +1,10 @@
 """What each rank of a run prints: kept in a file a rank, read whole or followed line by line."""
 
+import re
 import tempfile
 from pathlib import Path
+
+RANK_MARK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line of a traceback
 
 
 class RankLogs:
@@ -23,7 +26,8 @@ class RankLogs:
     def text(self, rank):
         """Return all that ``rank`` has printed so far."""
         path = self.path(rank)
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return RANK_MARK.sub("", text)
 
     def last_line(self, rank):
         """Return the last line that ``rank`` has printed."""

@@ -1,0 +1,186 @@
+"""The figures of the course: labelled axes, units, a text alternative, readable without colour."""
+
+import base64
+import io
+from html import escape
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+# Okabe and Ito's colours, told apart with every kind of colour vision; line styles serve greyscale.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class Picture:
+    """A finished figure with a text alternative, for notebooks: the text is the image's ``alt``."""
+
+    def __init__(self, figure, alt):
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=144, bbox_inches="tight")
+        self.png, self.alt = file.getvalue(), alt
+        self.width = round(figure.get_size_inches()[0] * 96)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        source = base64.b64encode(self.png).decode()
+        style = f"width: {self.width}px; max-width: 100%"
+        image = f'<img alt="{escape(self.alt)}" style="{style}" src="data:image/png;base64,{source}">'
+        return {"text/html": image, "text/plain": self.alt}
+
+
+def axes(columns=1, width=9.0, height=3.4):
+    """Return a figure and its ``columns`` axes side by side; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panes = figure.subplots(1, columns, squeeze=False)[0]
+    for pane in panes:
+        pane.grid(alpha=0.3)
+        pane.spines[["top", "right"]].set_visible(False)
+    return figure, panes
+
+
+def style(number):
+    """Return colour, line style and marker of the line ``number``."""
+    at = number % len(COLOURS)
+    return {"color": COLOURS[at], "linestyle": STYLES[at], "marker": MARKERS[at], "markersize": 5}
+
+
+def training_figure(rows, title=""):
+    """Draw loss and accuracy of one run over its epochs, from the rows of ``metrics.csv``."""
+    figure, (left, right) = axes(2)
+    epochs = [row["epoch"] for row in rows]
+    for name, label, number in (("train", "training", 0), ("val", "validation", 1)):
+        left.plot(epochs, [row[f"{name}_loss"] for row in rows], label=label, **style(number))
+        right.plot(epochs, [row[f"{name}_accuracy"] for row in rows], label=label, **style(number))
+    left.set(xlabel="epoch", ylabel="loss (nats per image)", title=title or "loss")
+    right.set(xlabel="epoch", ylabel="accuracy", title="accuracy", ylim=(0, 1))
+    for pane in (left, right):
+        pane.xaxis.get_major_locator().set_params(integer=True)
+        pane.legend()
+    last = f"; after epoch {epochs[-1]} validation accuracy is {rows[-1]['val_accuracy']:.3f}" if rows else ""
+    return Picture(figure, f"Loss and accuracy over {len(rows)} epochs, for training and validation{last}.")
+
+
+def lines(series, *, xlabel, ylabel, title, alt, log="", markers=True):
+    """Draw one line for each of ``series`` (label to x and y values); ``log`` names axes, as in ``"x"``.
+
+    ``markers=False`` is for lines of many points.
+    """
+    figure, (pane,) = axes()
+    for number, (label, (xs, ys)) in enumerate(series.items()):
+        pane.plot(xs, ys, label=label, **style(number) | ({} if markers else {"marker": ""}))
+    pane.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    for axis in log:
+        getattr(pane, f"set_{axis}scale")("log", base=2 if axis == "x" else 10)
+    if "x" in log:
+        pane.xaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+    if len(series) > 1:
+        pane.legend()
+    return Picture(figure, alt)
+
+
+def loss_surface(loss, paths, *, span, xlabel, ylabel, title, alt):
+    """Draw the contours of ``loss(x, y)`` and ``paths`` (label to points [N, 2]) over it.
+
+    ``loss`` takes two grids of equal shape; ``span`` is (x low, x high, y low, y high).
+    """
+    figure, (pane,) = axes(height=4.2)
+    xs, ys = np.meshgrid(np.linspace(*span[:2], 120), np.linspace(*span[2:], 120))
+    heights = loss(xs, ys)
+    levels = np.geomspace(max(heights.min(), heights.max() / 1e4), heights.max(), 14)
+    pane.contour(xs, ys, heights, levels=levels, colors="#999999", linewidths=0.7)
+    for number, (label, points) in enumerate(paths.items()):
+        pane.plot(points[:, 0], points[:, 1], label=label, linewidth=1.3, **style(number) | {"markersize": 3})
+    pane.set(xlabel=xlabel, ylabel=ylabel, title=title, xlim=span[:2], ylim=span[2:])
+    pane.legend(loc="upper left")
+    return Picture(figure, alt)
+
+
+def shares(parts, *, xlabel, title, alt):
+    """Draw a horizontal bar for each label of ``parts``, cut into named pieces (name to length)."""
+    figure, (pane,) = axes(height=0.9 + 0.55 * len(parts))
+    names = list(dict.fromkeys(name for pieces in parts.values() for name in pieces))
+    starts = dict.fromkeys(parts, 0.0)
+    for number, name in enumerate(names):
+        lengths = [pieces.get(name, 0.0) for pieces in parts.values()]
+        look = {"color": COLOURS[number], "hatch": ("", "//", "..", "xx")[number % 4], "edgecolor": "white"}
+        pane.barh(list(parts), lengths, left=list(starts.values()), label=name, height=0.6, **look)
+        starts = {label: starts[label] + length for label, length in zip(parts, lengths, strict=True)}
+    pane.invert_yaxis()
+    pane.set(xlabel=xlabel, title=title)
+    pane.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return Picture(figure, alt)
+
+
+def curves_figure(curves, label, *, target=None, alt):
+    """Draw accuracy against seconds and against images seen, a line for each of ``curves``.
+
+    ``label`` names a curve; curves of one name share colour and style (they differ by seed). Diverged
+    curves end in a cross.
+    """
+    figure, panes = axes(2)
+    names = list(dict.fromkeys(map(label, curves)))
+    for pane, key, told in zip(panes, ("seconds", "samples"), ("training time (s)", "images seen"), strict=True):
+        for curve in curves:
+            number = names.index(label(curve))
+            first = curve is next(one for one in curves if label(one) == names[number])
+            xs = [point[key] for point in curve.points]
+            ys = [point["val_accuracy"] for point in curve.points]
+            pane.plot(xs, ys, label=names[number] if first else None, **style(number))
+            if curve.diverged:
+                pane.plot(xs[-1], ys[-1], marker="x", markersize=13, markeredgewidth=3, color="#cc3311")
+        if target is not None:
+            pane.axhline(target, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
+        pane.set(xlabel=told, ylabel="validation accuracy", ylim=(0, 1))
+    panes[0].legend()
+    panes[0].set_title("against time")
+    panes[1].set_title("against images seen")
+    return Picture(figure, alt)
+
+
+def words_of_the_field():
+    """Draw two nodes of two processes each, and the words that name them."""
+    figure = Figure(figsize=(9.0, 3.7), layout="constrained")
+    pane = figure.subplots()
+    pane.set(xlim=(0, 100), ylim=(0, 53))
+    pane.text(50, 52.5, "the world: all processes together, world size 4", ha="center", va="top", fontsize=11)
+    pane.axis("off")
+
+    def box(left, bottom, width, height, colour, text, top):
+        patch = FancyBboxPatch((left, bottom), width, height, boxstyle="round,pad=0.4", fc=colour, ec="#333333")
+        pane.add_patch(patch)
+        pane.text(left + width / 2, top, text, ha="center", va="top", fontsize=10, linespacing=1.5)
+
+    for node in (0, 1):
+        box(2 + 50 * node, 12, 46, 35, "#f2f2f2", f"node {node}: one machine", 46)
+        for local_rank in (0, 1):
+            rank = 2 * node + local_rank
+            told = f"process\nglobal rank {rank}\nlocal rank {local_rank}\ndevice {local_rank} of this node"
+            box(4.5 + 50 * node + 22 * local_rank, 18, 19, 20, "#cfe5f3", told, 36)
+            pane.annotate(
+                "",
+                xy=(14 + 50 * node + 22 * local_rank, 8),
+                xytext=(14 + 50 * node + 22 * local_rank, 16),
+                arrowprops={"arrowstyle": "<->", "color": "#333333"},
+            )
+    box(2, 1.5, 96, 5.5, "#fbe3d0", "backend: carries tensors between all processes (gloo on CPUs, NCCL on GPUs)", 6.3)
+    alt = (
+        "Two nodes, each with two processes: world size 4. Global ranks count through all processes, 0 to 3; local"
+        " ranks start at 0 on each node and choose the device. The backend below connects all four."
+    )
+    return Picture(figure, alt)
+
+
+def pictures(images, labels, classes, columns=12):
+    """Draw uint8 images [N, C, H, W] in rows, each under the name of its class."""
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(9.0, 0.95 * rows), layout="constrained")
+    for pane in (panes := figure.subplots(rows, columns, squeeze=False).flat):
+        pane.axis("off")
+    for pane, image, label in zip(panes, images, labels, strict=False):
+        pixels = image.permute(1, 2, 0).numpy()
+        pane.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255)
+        pane.set_title(classes[label], fontsize=9, pad=2)
+    named = ", ".join(classes[label] for label in labels)
+    return Picture(figure, f"{len(images)} images of the dataset, of the classes {named}.")
