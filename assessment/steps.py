@@ -7,6 +7,7 @@ from html import escape
 
 from assessment.labs import OPEN, ROOT
 
+CODE = "white-space: pre; overflow-x: auto; font-size: 12px; line-height: 1.4; padding: 0.4em; background: #f7f7f7"
 REMOVED, ADDED = "background: #fde2e2", "background: #ddf3e0"
 
 
@@ -62,9 +63,7 @@ def _html(step):
         look = {"-": REMOVED, "+": ADDED}.get(line[0], "")
         if line[0] != "?":
             rows.append(f"<div style='{look}; color: #111'>{escape(line) or '&nbsp;'}</div>")
-    code = (
-        f"<pre style='line-height: 1.35; padding: 0.4em; background: #f7f7f7; overflow-x: auto'>{''.join(rows)}</pre>"
-    )
+    code = f"<pre style='{CODE}'>{''.join(rows)}</pre>"
     return f"<p><b>Step {step.number}: {escape(step.title)}</b></p>{code}"
 
 

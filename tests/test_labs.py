@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT, TINY
 
 from assessment.labs import is_untouched, make_labs, sealed, solution, starter
+from assessment.steps import Difference, steps
 from utils.errors import UserError
 from utils.runs import read_metrics
 
@@ -37,6 +38,17 @@ def test_every_todo_is_short_and_names_what_to_look_up(source):
         end = next(row for row in range(at, len(lines)) if not lines[row].strip().startswith("#"))
         assert 2 <= end - at <= 4, lines[at]
         assert "Look up: " in " ".join(lines[at:end]), lines[at]
+
+
+def test_the_steps_shown_in_the_notebook_are_those_of_the_lab():
+    shown = steps("03_ddp")
+    assert [step.number for step in shown] == list(range(1, 11))
+    clean = {line.strip() for line in solution((ROOT / "solutions/03_ddp.py").read_text()).splitlines()}
+    for step in shown:
+        assert step.after and {line.strip() for line in step.after} <= clean
+        assert not any("TODO" in line or "#:" in line for line in step.before + step.after)
+    text = Difference("03_ddp", 3)._repr_mimebundle_()["text/plain"]
+    assert text.startswith("Step 3") and "+ dist.barrier()" in text and "- prepare(" in text and "Step 4" not in text
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -22,6 +22,7 @@ from utils import progress
 from utils.errors import UserError
 
 BOX = "border-left: 4px solid {colour}; padding: 0.3em 0.8em; margin: 0.3em 0"
+LEFT = "style='text-align: left'"
 GREEN, RED, GREY = "#117733", "#cc3311", "#888888"
 
 
@@ -89,9 +90,9 @@ def predict(question, choices=None, unit=""):
     _chapter.predictions[question] = prediction
     shown = {"layout": widgets.Layout(width="16em"), "description": ""}
     if choices:
-        known = prediction.value if prediction.value in choices else None
+        known = prediction.value if prediction.value in choices else ""
         answer = widgets.Dropdown(
-            options=[("choose …", None), *((str(one), one) for one in choices)], value=known, **shown
+            options=[("choose …", ""), *((str(one), one) for one in choices)], value=known, **shown
         )
     else:
         answer = widgets.Text(value=_plain(prediction.value or ""), placeholder="a number", **shown)
@@ -104,7 +105,8 @@ def predict(question, choices=None, unit=""):
         except ValueError:
             reply.value = "please give a number, such as 1.5"
             return
-        if prediction.value is None:
+        if prediction.value == "":
+            prediction.value = None
             reply.value = "please choose one"
             return
         progress.keep("predictions", f"{_chapter.name}: {question}", prediction.value)
@@ -130,7 +132,7 @@ def claim(text, condition, *, found, expected="", answers=None):
         return
     holds = bool(condition)
     _chapter.claims[text] = holds
-    wanted = f" (expected: {escape(expected)})" if expected else ""
+    wanted = f" (expected: {escape(str(expected))})" if expected else ""
     guess = f"<br>You predicted: {escape(answers.told())}." if answers is not None and answers.value is not None else ""
     if holds:
         _show(f"<b>✓ {escape(text)}</b><br>Measured here: {escape(str(found))}{wanted}.{guess}", GREEN)
@@ -148,11 +150,12 @@ def claim(text, condition, *, found, expected="", answers=None):
 def summary():
     """Show the notebook's predictions beside what was measured, and how many claims held."""
     rows = "".join(
-        f"<tr><td style='text-align: left'>{escape(one.question)}</td><td>{escape(one.told())}</td>"
-        f"<td>{escape(one.measured or 'not measured')}</td></tr>"
+        f"<tr><td {LEFT}>{escape(one.question)}</td><td {LEFT}>{escape(one.told())}</td>"
+        f"<td {LEFT}>{escape(one.measured or 'not measured')}</td></tr>"
         for one in _chapter.predictions.values()
     )
-    table = f"<table><tr><th>question</th><th>you predicted</th><th>measured here</th></tr>{rows}</table>"
+    heads = "".join(f"<th {LEFT}>{head}</th>" for head in ("question", "you predicted", "measured here"))
+    table = f"<table><tr>{heads}</tr>{rows}</table>"
     held, count = sum(_chapter.claims.values()), len(_chapter.claims)
     line = "Claims were left out at quick scale." if is_quick() else f"{held} of {count} claims held on this machine."
     display(HTML((table if rows else "") + f"<p>{line}</p>"))

@@ -23,7 +23,13 @@ def reported_exits(report):
 
 
 def first_failure(logs, exits):
-    """Return the rank that failed first; ``exits`` maps the failed ranks to exit codes, negative for a signal."""
+    """Return the rank that failed first and how it ended, as text.
+
+    ``logs`` are the run's ``RankLogs``; ``exits`` maps the failed ranks to exit codes, negative for a signal.
+    """
+    # A Python exception in a process with gloo's threads often ends in their abort; the exception counts.
+    raised = {rank for rank, code in exits.items() if code == -signal.SIGABRT and TRACEBACK in logs.text(rank)}
+    exits = exits | dict.fromkeys(raised, 1)
 
     def order(rank):
         is_consequence = exits[rank] > 0 and bool(LOST_PEER.search(logs.last_line(rank)))
@@ -32,22 +38,18 @@ def first_failure(logs, exits):
 
     # A rank that was ended because another had failed is no cause.
     causes = [rank for rank, code in exits.items() if code != -signal.SIGTERM]
-    return min(causes or exits, key=order)
+    first = min(causes or exits, key=order)
+    return first, f"rank {first} failed first{_how(exits[first])}"
 
 
 def explain_failure(logs, exits):
-    """Return what went wrong: the first failing rank's output uncut, then a line for each other rank.
-
-    ``logs`` are the run's ``RankLogs``.
-    """
-    first = first_failure(logs, exits)
+    """Return what went wrong: the first failing rank's output uncut, then a line for each other rank."""
+    first, told = first_failure(logs, exits)
     others = [f"rank {rank}: {logs.last_line(rank)}" for rank in sorted(exits) if rank != first and exits[rank] > 0]
-    told = _from_traceback(logs.text(first))
-    return "\n\n".join(filter(None, [f"rank {first} failed first{how(exits[first])}:", told, "\n".join(others)]))
+    return "\n\n".join(filter(None, [f"{told}:", _from_traceback(logs.text(first)), "\n".join(others)]))
 
 
-def how(code):
-    """Say how a process with the exit ``code`` ended."""
+def _how(code):
     if code >= 0:
         return f" (exit code {code})"
     name = signal.Signals(-code).name

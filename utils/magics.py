@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 
 from utils import processes as system
 from utils.errors import UserError
-from utils.failures import first_failure, how
+from utils.failures import first_failure
 from utils.ranklogs import RankLogs
 
 POLL_S = 0.05
@@ -68,10 +68,9 @@ def run_cell(code, processes):
         system.kill(set().union(*(system.family(process.pid) for process in ranks)))
         logs.show(name_all=True, is_over=True)
     if failed:
-        first = first_failure(logs, failed)
+        first, told = first_failure(logs, failed)
         raise CellError(
-            f"rank {first} failed first{how(failed[first])}: {logs.last_line(first)}\n"
-            "Its whole output stands above; the other ranks were stopped."
+            f"{told}: {logs.last_line(first)}\nIts whole output stands above; the other ranks were stopped."
         )
     return [logs.text(rank) for rank in range(processes)]
 

@@ -7,6 +7,7 @@ from html import escape
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; line styles serve greyscale.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -72,9 +73,10 @@ def lines(series, *, xlabel, ylabel, title, alt, log="", markers=True):
         pane.plot(xs, ys, label=label, **style(number) | ({} if markers else {"marker": ""}))
     pane.set(xlabel=xlabel, ylabel=ylabel, title=title)
     for axis in log:
-        getattr(pane, f"set_{axis}scale")("log", base=2 if axis == "x" else 10)
-    if "x" in log:
-        pane.xaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+        getattr(pane, f"set_{axis}scale")("log", base=2)
+        plain = getattr(pane, f"{axis}axis")
+        plain.set_major_formatter(lambda value, _position: f"{value:g}")
+        plain.set_minor_formatter(NullFormatter())
     if len(series) > 1:
         pane.legend()
     return Picture(figure, alt)
@@ -93,7 +95,7 @@ def loss_surface(loss, paths, *, span, xlabel, ylabel, title, alt):
     for number, (label, points) in enumerate(paths.items()):
         pane.plot(points[:, 0], points[:, 1], label=label, linewidth=1.3, **style(number) | {"markersize": 3})
     pane.set(xlabel=xlabel, ylabel=ylabel, title=title, xlim=span[:2], ylim=span[2:])
-    pane.legend(loc="upper left")
+    pane.legend(loc="lower right")
     return Picture(figure, alt)
 
 
@@ -176,7 +178,8 @@ def pictures(images, labels, classes, columns=12):
     """Draw uint8 images [N, C, H, W] in rows, each under the name of its class."""
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(9.0, 0.95 * rows), layout="constrained")
-    for pane in (panes := figure.subplots(rows, columns, squeeze=False).flat):
+    panes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for pane in panes:
         pane.axis("off")
     for pane, image, label in zip(panes, images, labels, strict=False):
         pixels = image.permute(1, 2, 0).numpy()

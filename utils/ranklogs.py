@@ -6,6 +6,9 @@ from pathlib import Path
 
 RANK_MARK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before each line of a traceback
 
+# What gloo's threads make the C++ runtime say when an interpreter shuts down; it hides the last real line.
+ABORT = "terminate called without an active exception"
+
 
 class RankLogs:
     """The output of ``processes`` ranks, in a temporary folder that lives as long as this object."""
@@ -30,8 +33,8 @@ class RankLogs:
         return RANK_MARK.sub("", text)
 
     def last_line(self, rank):
-        """Return the last line that ``rank`` has printed."""
-        lines = self.text(rank).strip().splitlines()
+        """Return the last line that ``rank`` has printed of its own."""
+        lines = [line for line in self.text(rank).strip().splitlines() if line != ABORT]
         return lines[-1] if lines else "(nothing printed)"
 
     def show(self, *, name_all=False, is_over=False):

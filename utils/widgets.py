@@ -2,6 +2,7 @@
 
 import threading
 import time
+from html import escape
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -10,6 +11,7 @@ from utils import runs
 from utils.plots import training_figure
 
 REFRESH_S = 0.25
+LINE = "<span style='white-space: nowrap'>{}</span>"
 COLOURS = {"running": "info", "finished": "success", "stopped": "warning", "failed": "danger"}
 
 
@@ -24,12 +26,14 @@ class RunPanel:
         self.run, self.title = run, title
         self._epochs = None
         self._state = widgets.HTML()
-        self._bar = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="20em"))
+        self._bar = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="14em"))
         self._numbers = widgets.HTML()
         self._stop = widgets.Button(description="Stop", icon="stop", button_style="danger", tooltip="stop on all ranks")
+        self._stop.layout.width = "auto"
         self._stop.on_click(lambda _button: self.stop())
         self._rows, self._started = [], time.monotonic()
-        display(widgets.HBox([self._state, self._bar, self._numbers, self._stop]))
+        rows = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0.6em")
+        display(widgets.HBox([self._state, self._bar, self._numbers, self._stop], layout=rows))
         self._picture = display(training_figure([], title), display_id=True)
         self._refresh()
         self._thread = threading.Thread(target=self._follow, name="lockstep-panel", daemon=True)
@@ -63,8 +67,8 @@ class RunPanel:
         state, rows = self.run.state, self.run.metrics()
         self._bar.max, self._bar.value = self._epoch_count(), len(rows)
         self._bar.bar_style = COLOURS[state]
-        self._state.value = f"<b>{self.title} {state}</b>"
-        self._numbers.value = self._told(state, rows)
+        self._state.value = LINE.format(f"<b>{self.title} {state}</b>")
+        self._numbers.value = LINE.format(escape(self._told(state, rows)))
         if len(rows) != len(self._rows) and self._picture is not None:
             self._rows = rows
             self._picture.update(training_figure(rows, self.title))
@@ -86,7 +90,7 @@ class RunPanel:
             return f"{told} · val accuracy {rows[-1]['val_accuracy']:.3f}"
         each = (time.monotonic() - self._started) / len(rows)
         left = each * (self._epoch_count() - len(rows))
-        return f"{told} · about {left:.0f} s left"
+        return f"{told} · about {f'{left:.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"
 
 
 def watch(run, title=""):
