@@ -1,10 +1,11 @@
 """Lab 03: make this script train on many processes with DistributedDataParallel.
 
-    torchrun --standalone --nproc-per-node 1 labs/03_ddp.py --target-accuracy 0.85
+    torchrun --standalone --nproc-per-node 1 labs/03_ddp.py --epochs 2
 
-It works as it stands, on one process. Ten TODOs lead to a script that trains the same network in the
-same steps on as many processes as torchrun starts; take them in order and run the script after each.
-From TODO 7 on, start two: --nproc-per-node 2. The record of the run goes to --run-dir.
+It works as it stands, on one process. Ten TODOs lead to a script that trains on as many processes as
+torchrun starts, in the steps that one process would take with as large a batch. Take them by number,
+not by position, and run the script after each: on two processes (--nproc-per-node 2) once TODO 7 is
+written, and with --target-accuracy 0.85 once all are. The record of the run goes to --run-dir.
 """
 
 import argparse
@@ -54,10 +55,10 @@ def parse_args():
 @torch.inference_mode()
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
-    # TODO 9 Validate exactly on all ranks together. Let each rank evaluate every world_size-th image, sum
-    # loss, correct answers and images over the ranks, and divide once at the end: a mean of the ranks'
-    # means is wrong where shares differ. First give all ranks rank 0's BatchNorm buffers, the ones that
-    # are saved. Look up: torch.distributed.all_reduce, torch.distributed.broadcast, Module.buffers
+    # TODO 9 Validate exactly, all ranks together: each takes every world_size-th image; loss, correct answers
+    # and images are summed over the ranks and divided once, as a mean of means is wrong for unequal shares. The
+    # running statistics of BatchNorm differ by now, so first give all ranks those of rank 0, which are saved.
+    # Look up: torch.distributed.all_reduce, torch.distributed.broadcast, Module.buffers
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
     for images, labels in zip(test.images.split(500), test.labels.split(500), strict=True):
@@ -74,27 +75,28 @@ def main():
     args, defaults = parse_args()
 
     # TODO 1 Learn who this process is. torchrun starts this file once for each rank and puts RANK,
-    # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment: read the four numbers there.
-    # Look up: os.environ, "Environment Variables" in torchrun's documentation
+    # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment, as text: read the four numbers.
+    # Look up: os.environ, int, "Environment Variables" in the documentation of torchrun
     rank, local_rank, world_size, local_world_size = 0, 0, 1, 1
 
-    # TODO 2 Take a device of your own and join the group. On a machine with several GPUs each process uses
-    # the one of its local rank: hand local_rank and local_world_size to choose_device, and make the GPU
-    # the current one. Then start communication with the backend that belongs to the device, and with
-    # --timeout. Look up: torch.cuda.set_device, torch.distributed.init_process_group
+    # TODO 2 Take a device of your own, then join the group. On a machine with several GPUs each process uses
+    # the one of its local rank: hand both local numbers to choose_device, and make the GPU the current one.
+    # Join with the backend of the device and --timeout, so that nobody waits for ever for a rank that died.
+    # Look up: torch.cuda.set_device, torch.distributed.init_process_group, datetime.timedelta
     device, backend = devices.choose_device(args.device, args.backend)
     bfloat16 = devices.use_bfloat16(args.precision, device)
 
-    # TODO 3 Prepare the data once on each machine: let local rank 0 do it, and the others wait until it
-    # has, or all of them do the same work and read half-written files. Look up: torch.distributed.barrier
+    # TODO 3 Prepare the data once on each machine: local rank 0 does it, the others wait until it has.
+    # Otherwise all do the same work, or read what another has half written. A download may take longer than
+    # --timeout, so wait in a group with more patience. Look up: torch.distributed.barrier and new_group
     prepare(args.dataset, args.data_dir)
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
     if args.train_images:
         train = train.first(args.train_images)
 
-    # TODO 4 Give each rank its share of the images: all ranks shuffle alike, rank r takes every
-    # world_size-th image from r on. Drop the remainder, as the loader does, so that no image is repeated.
-    # Look up: torch.utils.data.distributed.DistributedSampler (and the loader's argument sampler)
+    # TODO 4 Give each rank its share: all ranks shuffle alike, rank r takes every world_size-th image from r
+    # on. The sampler replaces the loader's shuffle and generator. Let both drop the remainder, so that no image
+    # is repeated. Look up: torch.utils.data.distributed.DistributedSampler, the argument sampler of DataLoader
     shuffling = torch.Generator().manual_seed(args.seed)
     loader = DataLoader(
         train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
@@ -113,9 +115,9 @@ def main():
     optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
-    # TODO 7 Let only rank 0 write the record, here and after each epoch, print, and show the progress bar:
-    # two processes that write one file damage it. The effective batch is that of all ranks together.
-    # Look up: nothing, `rank` is all you need
+    # TODO 7 Let only rank 0 make the record (None on the others), write and print, here and after each epoch,
+    # and show the bar: two processes that write one file damage it. The effective batch is that of all ranks
+    # together. All ranks still call runs.finish. Look up: the argument disable of tqdm
     run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
     record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=args.batch_size)
 
@@ -138,8 +140,9 @@ def main():
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 
-        # TODO 8 Count for all ranks: the epoch takes as long as its slowest rank, and loss, correct answers
-        # and images are sums over the ranks. Look up: torch.distributed.all_reduce, ReduceOp.MAX
+        # TODO 8 Count for all ranks: the epoch takes as long as its slowest rank; loss, correct answers and images
+        # are sums. Read the clock before you reduce anything, on a GPU once it has done its work, and reduce tensors
+        # that lie on `device`. Look up: torch.distributed.all_reduce, ReduceOp.MAX, torch.cuda.synchronize
         loss_sum, correct, count = sums.tolist()
         epoch_time = time.perf_counter() - start
         training_time += epoch_time
@@ -177,4 +180,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/03_ddp.py, unchanged while this number fits: 7ef61f2a3861
+# From solutions/03_ddp.py, unchanged while this number fits: 5fd4c3cb63f4

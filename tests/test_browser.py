@@ -47,9 +47,9 @@ def open_notebook(lab, browser):
 def test_a_notebook_runs_from_top_to_bottom_without_an_error(name, open_notebook, tmp_path):
     notebook = open_notebook(name)
     cells = notebook.run_all()
-    assert cells and all(cell["count"] for cell in cells if cell["source"].strip())
     errors = [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
     assert not errors, errors[0]["evalue"]
+    assert cells and all(cell["count"] for cell in cells if cell["source"].strip())
     figures = notebook.page.locator(".jp-OutputArea-output img")
     for at in range(figures.count()):
         figure = figures.nth(at)
@@ -109,7 +109,7 @@ from utils.launch import launch
 from utils.widgets import watch
 claims.start("test")
 prepare("digits", "data")
-arguments = ("--epochs", 500, "--train-images", 512, "--model", "lenet")
+arguments = ("--epochs", 500, "--train-images", 512, "--model", "lenet", "--device", "cpu")
 run = launch("solutions/03_ddp.py", *arguments, processes=2, run_dir="runs/long")
 panel = watch(run, "a long run")
 """
@@ -151,7 +151,10 @@ def test_the_toolbars_interrupt_ends_a_wait_and_the_run_on_all_ranks(open_notebo
     start_long_run(notebook)
     notebook.write_cell(1, "panel.wait()")
     notebook.run_cells(1, 1, wait=False)
-    notebook.page.wait_for_timeout(1_500)
+    notebook.page.wait_for_function(
+        "window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.status === 'busy'"
+    )
+    notebook.page.wait_for_timeout(500)  # from busy to inside the wait
     assert training_processes(lab)
     notebook.page.evaluate("window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
     notebook.output("KeyboardInterrupt").first.wait_for(timeout=15_000)

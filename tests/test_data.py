@@ -204,6 +204,9 @@ def test_a_truncated_idx_file_is_named(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"t10k-images-idx3-ubyte.*{complaint}"):
             prepare("fashion-mnist", tmp_path / "bad")
         assert not list((tmp_path / "bad").glob("*.pt")) and not leftovers(tmp_path / "bad")
+    idx(raw / "t10k-images-idx3-ubyte", (20, 28, 28))
+    prepare("fashion-mnist", tmp_path / "bad")  # put right, it works in the same process
+    (tmp_path / "bad/fashion-mnist.pt").unlink()
     (raw / "t10k-images-idx3-ubyte").unlink()
     with pytest.raises(UserError, match="t10k-images-idx3-ubyte is missing"):
         prepare("fashion-mnist", tmp_path / "bad")

@@ -31,7 +31,7 @@ def train(torchrun, digits, tmp_path):
 
     def run(processes, *args, data=("--dataset", "digits"), timeout=150):
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        arguments = (*data, "--data-dir", digits, *args)
+        arguments = (*data, "--device", "cpu", "--data-dir", digits, *args)
         torchrun(SCRIPT, *arguments, processes=processes, run_dir=folder).result(timeout)
         return folder
 
@@ -80,7 +80,7 @@ def witnessed(torchrun, digits, tmp_path):
     def run(processes, *args):
         notes, folder = tmp_path / "notes", tmp_path / "run"
         notes.mkdir()
-        arguments = (notes, SCRIPT, "--data-dir", digits, *args)
+        arguments = (notes, SCRIPT, "--device", "cpu", "--data-dir", digits, *args)
         torchrun(WITNESS, *arguments, processes=processes, run_dir=folder).result(timeout=150)
         return [read_notes(notes / f"rank{rank}.txt") for rank in range(processes)], folder
 

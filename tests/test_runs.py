@@ -127,7 +127,7 @@ def test_folders_are_named_by_the_settings_that_are_no_default():
 
 def test_sigterm_stops_a_training_run_on_all_ranks(torchrun, digits, tmp_path):
     """The record is whole up to the last finished epoch, and the model is the one of that epoch."""
-    args = ("--data-dir", digits, "--epochs", 500, "--train-images", 512, "--model", "lenet")
+    args = ("--data-dir", digits, "--epochs", 500, "--train-images", 512, "--model", "lenet", "--device", "cpu")
     run = torchrun(SCRIPT, *args, processes=2, run_dir=tmp_path / "run")
     deadline = time.monotonic() + 60
     while len(run.metrics()) < 3:
@@ -141,21 +141,39 @@ def test_sigterm_stops_a_training_run_on_all_ranks(torchrun, digits, tmp_path):
 
 
 def test_a_failed_run_says_failed(torchrun, digits, tmp_path):
-    """One rank dies by signal 9 in the middle of training."""
+    """Rank 1 dies by signal 9 in the middle of training; rank 0, which torchrun then ends, is not to blame."""
     code = f"""
-import os, runpy, signal, sys, threading
+import os, runpy, signal, sys, threading, time
+from utils.runs import read_metrics
+def die():
+    while len(read_metrics({str(tmp_path / "run")!r})) < 2:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "1":
-    threading.Timer(8, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-sys.argv = sys.argv[1:]
+    threading.Thread(target=die, daemon=True).start()
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
     path = tmp_path / "dies.py"
     path.write_text(code)
-    args = ("x", "--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--timeout", 10)
+    args = ("--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--device", "cpu")
     run = torchrun(path, *args, processes=2, run_dir=tmp_path / "run")
     with pytest.raises(RunError, match="rank 1 failed first, ended by signal 9"):
         run.result(timeout=60)
     assert summary(tmp_path / "run")["state"] == "failed"
+
+
+def test_a_run_that_is_refused_leaves_the_record_of_the_other_alone(torchrun, digits, tmp_path):
+    args = ("--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--device", "cpu")
+    first = torchrun(SCRIPT, *args, processes=1, run_dir=tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while len(first.metrics()) < 2:
+        assert time.monotonic() < deadline and first.state == "running", first.log()
+        time.sleep(0.05)
+    with pytest.raises(RunError, match="another run is writing to"):
+        torchrun(SCRIPT, *args, processes=1, run_dir=tmp_path / "run").result(timeout=60)
+    assert first.state == "running" and summary(tmp_path / "run")["state"] == "running"
+    first.stop()
+    assert summary(tmp_path / "run")["state"] == "stopped"
 
 
 @pytest.mark.parametrize(

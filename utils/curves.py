@@ -143,7 +143,9 @@ def _feed(worker, todo, bar, errors):
     except queue.Empty:
         pass  # the other worker took the last one
     except (ValueError, OSError):
-        errors.append(worker.stderr.read())
+        worker.kill()
+        said = worker.stderr.read().strip()
+        errors.append(said or f"a curve's process ended with exit code {worker.wait()} and said nothing")
     finally:
         worker.stdin.close()
 

@@ -74,7 +74,7 @@ def prepare(name, root="data"):
         lock.acquire()
     except OSError as error:
         raise UserError(cannot_write(path, error)) from error
-    with lock:
+    try:
         if not _is_current(path, fingerprint):
             remove_parts(path.parent, path.stem)
             splits, classes = _read(name, root)
@@ -83,7 +83,8 @@ def prepare(name, root="data"):
                 content[split] = {"images": images, "labels": labels}
             with written_whole(path) as part:
                 torch.save(content, part)
-    lock.release()
+    finally:
+        lock.release()
     return path
 
 

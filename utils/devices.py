@@ -33,6 +33,11 @@ def choose_device(device="auto", backend=None, *, local_rank=0, local_world_size
     return torch.device("cpu"), backend or "gloo"
 
 
+def device_for(processes):
+    """Return ``cuda`` where each of ``processes`` on this machine can have a GPU of its own, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= processes else "cpu"
+
+
 def has_fast_bfloat16(device):
     """Say whether ``device`` computes in bfloat16 by its own instructions, faster than in float32.
 

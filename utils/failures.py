@@ -37,7 +37,7 @@ def first_failure(logs, exits):
         return is_consequence, path.stat().st_mtime_ns if path.exists() else 0
 
     # A rank that was ended because another had failed is no cause.
-    causes = [rank for rank, code in exits.items() if code != -signal.SIGTERM]
+    causes = [rank for rank, code in exits.items() if code not in (-signal.SIGTERM, 128 + signal.SIGTERM)]
     first = min(causes or exits, key=order)
     return first, f"rank {first} failed first{_how(exits[first])}"
 

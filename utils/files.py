@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def written_whole(path):
     the folder, and so does a writer's ``RuntimeError`` on a disk that is full.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

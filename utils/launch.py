@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 
 from utils import processes as system
@@ -24,7 +23,7 @@ from utils.ranklogs import RankLogs
 GRACE_S = 3.0  # what a run gets to write down that it was stopped, before it is killed
 POLL_S = 0.1
 
-_live = weakref.WeakSet()
+_live = set()  # runs that this program has started and that have not ended
 
 
 class RunError(Exception):
@@ -46,7 +45,8 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     logs = RankLogs(processes)
     record = [] if run_dir is None else ["--run-dir", run_dir]
     worker = system.tethered([sys.executable, "-u", script, *args, *record], logs.path("{rank}"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    torchrun.append(f"--nproc-per-node={processes}")
     # torchrun starts its argument with Python, which the tether needs no second time.
     command = system.tethered([*torchrun, *worker[1:]], logs.path("torchrun"))
     run = Run(system.start(command, processes=processes, threads=threads, env=env), logs, run_dir)
@@ -72,9 +72,10 @@ class Run:
         code = self._process.poll()
         if code is None:
             return "running"
+        _live.discard(self)
         state = "stopped" if self._stop_asked else "finished" if code == 0 else "failed"
         if self.run_dir is not None:
-            runs.set_state(self.run_dir, state)
+            runs.set_state(self.run_dir, state, self._launched)
         return state
 
     def log(self, rank=0):
@@ -144,7 +145,7 @@ class Run:
         system.kill(members)
         self._process.wait()
         if self.run_dir is not None:
-            runs.set_state(self.run_dir, "stopped")
+            runs.set_state(self.run_dir, "stopped", self._launched)
 
 
 @atexit.register

@@ -83,7 +83,7 @@ class _Starter:
             command, options, started = self._orders.get()
             try:
                 started.set_result(subprocess.Popen(command, **options))
-            except OSError as error:
+            except Exception as error:  # the caller gets it; this thread must stay
                 started.set_exception(error)
 
 

@@ -202,8 +202,19 @@ def write_json(path, content):
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def set_state(run_dir, state):
-    """Give a run whose processes are gone its ``state``, where its record still says ``running``."""
+def set_state(run_dir, state, since):
+    """Give a run whose processes are gone its ``state``, where its record does not say that it finished.
+
+    A record that was last written before ``since`` (seconds since the epoch), or that another run is
+    writing, is another run's and stays.
+    """
     path = Path(run_dir) / "summary.json"
-    if path.exists() and (summary := read_json(path))["state"] == "running":
-        write_json(path, summary | {"state": state})
+    if not path.exists() or path.stat().st_mtime < since:
+        return
+    try:
+        with FileLock(path.with_name(".lock"), timeout=0):
+            summary = read_json(path)
+            if summary["state"] not in ("finished", state):
+                write_json(path, summary | {"state": state})
+    except Timeout:
+        return
