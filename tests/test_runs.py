@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, TINY
 
 from utils.launch import RunError
-from utils.runs import COLUMNS, read_metrics, run_folder
+from utils.runs import COLUMNS, folder_for, read_metrics, run_folder
 
 LAB = ROOT / "solutions/01_one_device.py"
 SCRIPT = ROOT / "solutions/03_ddp.py"
@@ -123,6 +123,11 @@ def test_folders_are_named_by_the_settings_that_are_no_default():
     }
     assert len(names) == 4 and "03_ddp-2x64-lr=0.2" in names
     assert all(len(name) < 200 and "/" not in name for name in names)
+
+
+def test_other_arguments_get_another_folder():
+    first, second = folder_for("lab", "--epochs", 2), folder_for("lab", "--epochs", 3)
+    assert first == folder_for("lab", "--epochs", "2") != second and first.parent.name == "runs"
 
 
 def test_sigterm_stops_a_training_run_on_all_ranks(torchrun, digits, tmp_path):

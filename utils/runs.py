@@ -54,6 +54,12 @@ def run_folder(script, args, defaults, world_size, runs_dir="runs"):
     return Path(runs_dir) / name
 
 
+def folder_for(name, *args, runs_dir="runs"):
+    """Return ``runs/<name>-<hash>`` for a script's arguments: other arguments get another folder."""
+    digest = hashlib.sha256(" ".join(map(str, args)).encode()).hexdigest()[:8]
+    return Path(runs_dir) / f"{name}-{digest}"
+
+
 def _plain(value):
     """Return ``value`` as text that may stand in a file name, different for different values."""
     text = str(value)
