@@ -33,7 +33,6 @@ COLUMNS = (
     "val_loss",
     "val_accuracy",
 )
-STATES = ("running", "finished", "stopped", "failed")
 ELSEWHERE = ("data_dir", "run_dir")  # where things lie is no setting of the training
 
 
