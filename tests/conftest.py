@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from ranks import Ranks
 
 from utils.data import prepare
 from utils.launch import launch
@@ -47,6 +48,27 @@ def torchrun():
     yield start
     for run in started:
         run.stop()
+
+
+@pytest.fixture(scope="session")
+def ranks_of():
+    """Return a function from a world size to ``Ranks`` that all tests share; failures leave fresh ones."""
+    running = {}
+
+    def get(world_size):
+        if world_size not in running or running[world_size].is_closed:
+            running[world_size] = Ranks(world_size)
+        return running[world_size]
+
+    yield get
+    for one in running.values():
+        one.close()
+
+
+@pytest.fixture(params=[1, 2, 3, 4])
+def ranks(request, ranks_of):
+    """Return processes that share a gloo group, at each of the world sizes."""
+    return ranks_of(request.param)
 
 
 @pytest.fixture
