@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
+from utils.mailbox import gather
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -69,21 +70,23 @@ def statistics_of_all_ranks(inputs, group=None):
     """
     channels = inputs.shape[1]
     dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
-    own = torch.zeros(2 * channels + 1, dtype=dtype, device=inputs.device)
+    mean = variance = torch.zeros(channels, dtype=dtype, device=inputs.device)
     if inputs.numel():
         # The kernel wants running statistics to update; their dtype is the one that it computes in.
-        ignored = own.new_zeros(2, channels)
-        own[:channels], own[channels:-1] = torch.batch_norm_update_stats(inputs, ignored[0], ignored[1], 0.0)
-        own[-1] = inputs.numel() / channels
-    table = _gathered(own, group)  # a row a rank
-    means, variances, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
+        mean, variance = torch.batch_norm_update_stats(inputs, mean, torch.ones_like(mean), 0.0)
+    table = gather(torch.cat([mean, variance, mean.new_tensor([inputs.numel() // channels])]), group)  # a row a rank
+    means, variances, counts = table.split([channels, channels, 1], dim=1)
     count = counts.sum().item()
     if count <= 1:
         raise UserError("BatchNorm needs more than one value a channel over all ranks: give them more samples")
-    shares = counts / count
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
+    mean, variance = _combined(means, variances, counts / count)
     return mean, variance, count
+
+
+def _combined(means, variances, shares):
+    """Return mean and variance of a mixture: a row a part, ``shares`` [parts, 1] that add up to 1."""
+    mean = (shares * means).sum(0)
+    return mean, (shares * torch.addcmul(variances, means - mean, means - mean)).sum(0)
 
 
 class _Normalise(torch.autograd.Function):
@@ -114,7 +117,7 @@ class _Normalise(torch.autograd.Function):
             )
         else:
             own, of_weight, of_bias = torch.zeros_like(inputs), torch.zeros_like(mean), torch.zeros_like(mean)
-        means = _gathered(torch.cat([of_weight, of_bias]), ctx.group).sum(0) / ctx.count
+        means = gather(torch.cat([of_weight, of_bias]), ctx.group).sum(0) / ctx.count
         mean_of_both, mean_of_gradient = means.chunk(2)
         factor = -scale * (variance + ctx.eps).rsqrt()
         own += _evaluated(inputs, factor * mean_of_both, factor * mean_of_gradient, mean, variance, ctx.eps)
@@ -127,14 +130,6 @@ def _evaluated(inputs, weight, bias, mean, variance, eps):
     """Return (inputs - mean) / sqrt(variance + eps) * weight + bias, in the dtype and layout of the inputs."""
     weight, bias = (None if one is None else one.to(mean.dtype) for one in (weight, bias))
     return F.batch_norm(inputs, mean, variance, weight, bias, training=False, eps=eps)
-
-
-def _gathered(own, group):
-    """Return every rank's vector, a row a rank."""
-    size = dist.get_world_size(group)
-    rows = own.new_empty(size * len(own))
-    dist.all_gather_into_tensor(rows, own, group=group)
-    return rows.view(size, -1)
 
 
 def convert_sync_batchnorm(module, group=None):
@@ -166,11 +161,10 @@ def combine_running_statistics(module, share=1.0, group=None):
         return
     means = torch.cat([layer.running_mean for layer in layers])
     variances = torch.cat([layer.running_var for layer in layers])
-    table = _gathered(torch.cat([means.new_tensor([share]), means, variances]), group)
+    table = gather(torch.cat([means.new_tensor([share]), means, variances]), group)
     shares = table[:, :1] / table[:, :1].sum()
     means, variances = table[:, 1:].chunk(2, dim=1)
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
+    mean, variance = _combined(means, variances, shares)
     sizes = [layer.num_features for layer in layers]
     for layer, own_mean, own_variance in zip(layers, mean.split(sizes), variance.split(sizes), strict=True):
         layer.running_mean.copy_(own_mean)
