@@ -5,7 +5,7 @@ PY := .venv/bin/python
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab setup test soak labs format lock clean
+.PHONY: help lab setup test bench soak labs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -37,6 +37,9 @@ test: setup ## check style, then run the tests and every notebook
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	@$(PY) -m nbstripout --verify notebooks/*.ipynb
 	@$(PY) -m pytest tests notebooks
+
+bench: setup ## measure the parts of the course beside what they are compared with: one table of ratios
+	@$(PY) -m benchmarks
 
 soak: setup ## start and end 100 training runs and count the ends that are not clean
 	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s

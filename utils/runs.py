@@ -39,15 +39,18 @@ ELSEWHERE = ("data_dir", "run_dir")  # where things lie is no setting of the tra
 def run_folder(script, args, defaults, world_size, runs_dir="runs"):
     """Return ``runs/<script>-<settings>``: the number of processes and every setting that is no default.
 
-    ``args`` and ``defaults`` are mappings of settings. Names longer than a file name may be end in a
-    hash of the rest.
+    ``args`` and ``defaults`` are mappings of settings; ``batch_size`` is a process's, ``global_batch_size``
+    that of all together. Names longer than a file name may be end in a hash of the rest.
     """
+    batch = (
+        f"{world_size}x{args['batch_size']}" if "batch_size" in args else f"{args['global_batch_size']}on{world_size}"
+    )
     changed = [
         f"{name.replace('_', '-')}={_plain(value)}"
         for name, value in sorted(args.items())
         if value != defaults.get(name) and name not in ELSEWHERE
     ]
-    name = "-".join([Path(script).stem, f"{world_size}x{args['batch_size']}", *changed])
+    name = "-".join([Path(script).stem, batch, *changed])
     if len(name) > 160:
         name = f"{name[:150]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return Path(runs_dir) / name

@@ -1,0 +1,292 @@
+# [solution]
+"""Train one network on many processes, with BatchNorm over the images of all of them.
+
+    torchrun --standalone --nproc-per-node 2 solutions/04_sync_batchnorm.py --batch-size 2 --sync-batchnorm
+
+This is the script of chapter 03, and a BatchNorm that adds up its sums over the ranks before it divides.
+With few images a process, the statistics of the own share are noisy; those of the whole batch are less so.
+The record of the run goes to --run-dir.
+"""
+# [starter]
+#: """Lab 04: make BatchNorm see the images of all processes.
+#:
+#:     torchrun --standalone --nproc-per-node 2 labs/04_sync_batchnorm.py --batch-size 2 --epochs 2
+#:
+#: This is the finished script of chapter 03. Four TODOs give it a BatchNorm that takes its statistics over all
+#: ranks, with two collectives a layer: one in forward, one in backward. Take them by number; from TODO 4 on,
+#: run the script with and without --sync-batchnorm. The record of the run goes to --run-dir.
+#: """
+# [end]
+
+import argparse
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
+
+from utils import devices, models, runs
+from utils.augment import AUGMENTATIONS, augment
+from utils.data import load, prepare, whole_batch
+from utils.errors import UserError, one_line_errors
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
+    add("--data-dir", default="data", help="where prepared datasets lie")
+    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
+    add("--train-images", type=int, help="train on the first so many images only")
+    add("--epochs", type=int, default=20, help="at most so many")
+    add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--base-lr", type=float, default=0.05, help="learning rate")
+    add("--momentum", type=float, default=0.9)
+    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
+    add("--patience", type=int, default=2, help="... in so many epochs in a row")
+    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
+    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
+    add("--dropout", type=float, default=0.01)
+    add("--augment", choices=AUGMENTATIONS, default="none")
+    add("--sync-batchnorm", action="store_true", help="BatchNorm over the images of all processes")
+    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
+    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
+    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
+    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(), vars(parser.parse_args([]))
+
+
+class SumOverRanks(torch.autograd.Function):
+    """Add a tensor up over all ranks, in a way that autograd can go back through."""
+
+    # [step 1: a sum that knows its gradient]
+    # Every rank's loss depends on the sum, and so on this rank's part of it: its gradient is the sum of theirs.
+    @staticmethod
+    def forward(ctx, tensor):
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+    # [starter]
+    #: # TODO 1 Return the sum of the tensor over all ranks, and leave the tensor itself as it is. Then go back: if all
+    #: # ranks' losses depend on a sum, what is the gradient of one of its terms? One collective each way.
+    #: # Look up: torch.distributed.all_reduce, Tensor.clone, "Extending torch.autograd" in PyTorch's documentation
+    #: @staticmethod
+    #: def forward(ctx, tensor):
+    #:     return tensor.clone()
+    #:
+    #: @staticmethod
+    #: def backward(ctx, gradient):
+    #:     return gradient
+    # [end]
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """Normalise each channel of images [N, C, H, W] by mean and variance over all ranks' images."""
+
+    def forward(self, inputs):
+        if not self.training:
+            return super().forward(inputs)
+        # [step 2: statistics of all ranks]
+        # Sums and the number of values travel together in one message, so that shares may differ in size.
+        pixels = inputs.float()
+        count = pixels.new_tensor([pixels.numel() / self.num_features])
+        sums = torch.cat([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3)), count])
+        sum_of_values, sum_of_squares, count = SumOverRanks.apply(sums).split([self.num_features] * 2 + [1])
+        mean = sum_of_values / count
+        variance = sum_of_squares / count - mean.square()
+        # [starter]
+        #: # TODO 2 Compute mean and variance [C] over all ranks: add up the values, their squares and their number,
+        #: # in one tensor and with SumOverRanks. Why not the mean of the ranks' variances? Compute in float32, even if
+        #: # the inputs are bfloat16. Look up: torch.cat, Tensor.split, Tensor.square
+        #: pixels = inputs.float()
+        #: mean, variance = pixels.mean((0, 2, 3)), pixels.var((0, 2, 3), unbiased=False)
+        #: count = pixels.numel() / self.num_features
+        # [end]
+        # [step 3: running statistics]
+        with torch.no_grad():  # evaluation uses them; the variance is the unbiased one, over all ranks' values
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            self.num_batches_tracked += 1
+        # [starter]
+        #: # TODO 3 Evaluation needs running statistics: move running_mean and running_var towards the batch's, by the
+        #: # factor `momentum`. The variance is the unbiased one: divide by count - 1 instead of count. Which count?
+        #: # Look up: Tensor.lerp_, torch.no_grad, the formulas in the documentation of BatchNorm2d
+        # [end]
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        shift = self.bias - mean * scale
+        return (pixels * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(inputs.dtype)
+
+
+def synchronise(module):
+    """Replace every BatchNorm2d in ``module`` by a SyncBatchNorm with its state."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            layer = SyncBatchNorm(child.num_features, child.eps, child.momentum)
+            layer.load_state_dict(child.state_dict())
+            setattr(module, name, layer)
+        else:
+            synchronise(child)
+
+
+@torch.inference_mode()
+def evaluate(model, test, device, rank, world_size):
+    """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
+    # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
+    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
+    # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    own_images, own_labels = test.images[rank::world_size], test.labels[rank::world_size]
+    for images, labels in zip(own_images.split(500), own_labels.split(500), strict=True):
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        correct = (logits.argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
+    dist.all_reduce(sums)
+    loss, correct, count = sums.tolist()
+    return loss / count, correct / count
+
+
+def main():
+    args, defaults = parse_args()
+
+    # torchrun starts this file once for each rank and puts the numbers into the environment.
+    if "RANK" not in os.environ:
+        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
+    device, backend = devices.choose_device(
+        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=args.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    bfloat16 = devices.use_bfloat16(args.precision, device)
+
+    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
+    # in a group of their own, because a download may take longer than --timeout.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    if local_rank == 0:
+        prepare(args.dataset, args.data_dir)
+    dist.barrier(patient)
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+
+    # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
+    # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.
+    sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
+    if len(loader) == 0:
+        raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
+
+    torch.manual_seed(args.seed)
+    channels, classes = train.images.shape[1], len(train.classes)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout)
+    # [step 4: use it]
+    if args.sync_batchnorm:
+        synchronise(model)  # before the optimizer and the wrapper take hold of the parameters
+    # [starter]
+    #: # TODO 4 With --sync-batchnorm, give the network the layers that you have written. Where must this happen:
+    #: # before or after the network is wrapped, and why? Look up: your synchronise(), the arguments of the optimizer
+    # [end]
+    model.to(device)
+
+    # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
+    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
+    augmenting = torch.Generator(device).manual_seed(args.seed + rank)
+
+    record = None
+    if rank == 0:
+        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+        effective_batch = world_size * args.batch_size
+        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+
+    training_time, epochs_at_target = 0.0, 0
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        parallel.train()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        dist.barrier()  # rank 0 was busy with the record: let all start the clock together
+        start = time.perf_counter()
+        steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
+        for images, labels in steps:
+            images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                logits = parallel(images)
+                loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        dist.all_reduce(sums)
+        epoch_time = seconds.item()
+        loss_sum, correct, count = sums.tolist()
+        training_time += epoch_time
+
+        val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
+
+        # Every rank holds the reduced accuracy, so every rank decides alike. Were it each one's own, one
+        # would leave the loop while the others wait for it in their next all-reduce.
+        at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        epochs_at_target = epochs_at_target + 1 if at_target else 0
+        done = epochs_at_target == args.patience
+
+        row = {
+            "time_s": training_time,
+            "epoch_time_s": epoch_time,
+            "images_per_s": count / epoch_time,
+            "lr": optimizer.param_groups[0]["lr"],
+            "train_loss": loss_sum / count,
+            "train_accuracy": correct / count,
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+        }
+        if rank == 0:
+            record.epoch(model, target_reached=done, **row)
+            print(
+                f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+                f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+            )
+        if done:
+            break
+
+    runs.finish(record)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -1,0 +1,110 @@
+"""Chapters 02 and 04: scripts that average and synchronise by hand train what one process trains."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY
+from PIL import Image
+
+from utils.launch import RunError
+from utils.runs import read_metrics
+
+ONE, BY_HAND, SYNC = (
+    ROOT / "solutions" / f"{name}.py" for name in ("01_one_device", "02_from_scratch", "04_sync_batchnorm")
+)
+EXACT = (*TINY, "--train-images", 1_300)
+WIDE = (*EXACT, "--model", "wide-resnet-tiny", "--train-images", 800)
+
+
+@pytest.fixture
+def train(torchrun, digits, tmp_path):
+    """Train and return the weights and the rows of the metrics."""
+    count = iter(range(100))
+
+    def run(script, processes, *args, timeout=150):
+        folder = tmp_path / f"run{next(count)}"
+        torchrun(script, "--data-dir", digits, *args, processes=processes, run_dir=folder).result(timeout)
+        return torch.load(folder / "model.pt", weights_only=True), read_metrics(folder)
+
+    return run
+
+
+def largest_difference(first, second):
+    assert first.keys() == second.keys()
+    return max((first[name].double() - second[name].double()).abs().max().item() for name in first)
+
+
+def test_workers_of_any_load_end_with_the_weights_of_one_device(train):
+    one, (row,) = train(ONE, 1, *EXACT, "--batch-size", 64)
+    for loads in ("1", "1,0.5", "0,1,0.3", "3,1,1,2"):
+        processes = loads.count(",") + 1
+        apart, (own_row,) = train(BY_HAND, processes, *EXACT, "--worker-load", loads, "--global-batch-size", 64)
+        assert largest_difference(one, apart) < 1e-5, loads
+        for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy"):
+            assert own_row[name] == pytest.approx(row[name], abs=2e-3), (loads, name)
+
+
+def test_running_statistics_are_those_of_all_images(train):
+    """At rate 0 the first layer sees the same on one process and on three; means then combine exactly."""
+    args = (*WIDE, "--base-lr", 0, "--global-batch-size", 30)
+    alone, _ = train(BY_HAND, 1, *args)
+    apart, _ = train(BY_HAND, 3, *args, "--worker-load", "3,2,1")
+    first = next(name for name in alone if name.endswith("running_mean"))
+    assert (alone[first] - apart[first]).abs().max() < 1e-5
+    variance = first.replace("mean", "var")
+    assert (apart[variance] / alone[variance] - 1).abs().max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("loads", "told"),
+    [
+        ("1", "give 2 numbers, one a process"),
+        ("1,-1", "none negative"),
+        ("0,0", "not all 0"),
+        ("1,x", "give numbers"),
+        ("1,nan", "give 2 numbers"),
+    ],
+)
+def test_impossible_loads_end_in_one_line(train, loads, told):
+    with pytest.raises(RunError) as error:
+        train(BY_HAND, 2, *EXACT, "--worker-load", loads)
+    assert f"--worker-load {loads}: " in str(error.value) and told in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
+@pytest.fixture
+def noise(tmp_path):
+    """Return the name of a dataset of noise: two classes of 80 images, to train and to test.
+
+    Where two numbers that ReLU or max-pooling compares are nearly equal, rounding decides, and the gradient
+    jumps: on digits the order of the images in a batch alone moves the weights of a residual network by 3e-4
+    in one step (in float64 by nothing). In noise such pairs are rare.
+    """
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 2, 80, 28, 28), dtype=np.uint8)
+    for split, classes in zip(("train", "test"), pixels, strict=True):
+        for name, images in zip("ab", classes, strict=True):
+            folder = tmp_path / "noise" / split / name
+            folder.mkdir(parents=True)
+            for number, image in enumerate(images):
+                Image.fromarray(image).save(folder / f"{number:03}.png")
+    return f"folder:{tmp_path / 'noise'}"
+
+
+def test_with_synchronised_batchnorm_ranks_take_the_steps_of_one(train, noise, tmp_path):
+    args = (
+        *TINY,
+        "--model",
+        "wide-resnet-tiny",
+        "--dataset",
+        noise,
+        "--data-dir",
+        tmp_path / "data",
+        "--base-lr",
+        0.002,
+    )
+    plain, _ = train(SYNC, 1, *args, "--batch-size", 32)
+    for processes in (1, 2, 4):
+        ours, _ = train(SYNC, processes, *args, "--batch-size", 32 // processes, "--sync-batchnorm")
+        assert largest_difference(plain, ours) < 1e-4, processes
+    local, _ = train(SYNC, 2, *args, "--batch-size", 16)
+    assert largest_difference(plain, local) > 1e-3
