@@ -39,7 +39,7 @@ def test_workers_of_any_load_end_with_the_weights_of_one_device(train):
     for loads in ("1", "1,0.5", "0,1,0.3", "3,1,1,2"):
         processes = loads.count(",") + 1
         apart, (own_row,) = train(BY_HAND, processes, *EXACT, "--worker-load", loads, "--global-batch-size", 64)
-        assert largest_difference(one, apart) < 1e-5, loads
+        assert largest_difference(one, apart) < 1e-4, loads
         for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy"):
             assert own_row[name] == pytest.approx(row[name], abs=2e-3), (loads, name)
 

@@ -35,6 +35,10 @@ FIGURES = {
     "curves": lambda: plots.curves_figure(
         [curve(32), curve(512, True)], lambda one: f"batch {one.settings.batch_size}", target=0.7, alt="two curves"
     ),
+    "chunks": lambda: plots.chunk_tables([[["01", "01"], ["10", "10"]]] * 2, ["start", "step"], alt="two ranks"),
+    "timelines": lambda: plots.timelines(
+        {"a": [[("forward", 0, 1), ("backward", 1, 2), ("all-reduce", 2, 2)]], "b": [[("forward", 0, 3)]]}, alt="a step"
+    ),
     "words": plots.words_of_the_field,
     "pictures": lambda: plots.pictures(torch.full((3, 1, 8, 8), 200, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"]),
 }

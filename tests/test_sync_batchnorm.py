@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-import time
 from datetime import timedelta
 
 import pytest
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import nn
 
-from utils.mailbox import CAPACITY, gather
 from utils.sync_batchnorm import SyncBatchNorm, combine_running_statistics, convert_sync_batchnorm
 
 CHANNELS, STEPS = 5, 3
@@ -261,36 +259,3 @@ def test_a_lost_rank_ends_the_others_with_an_error_inside_the_timeout(how, told)
         texts = [text for ok, text in running.outcomes(limit=20, of=(0, 2)) if not ok]
         assert len(texts) == 2 and all("RuntimeError" in text for text in texts)
         assert any(told in text for text in texts), texts
-
-
-def many_vectors(count):
-    """Gather vectors of changing length, one rank late now and then, and return the sums of all rows."""
-    rank, told = dist.get_rank(), []
-    for number in range(count):
-        if number % 50 == rank:
-            time.sleep(0.01)
-        length = 1 + number % 7
-        rows = gather(torch.full((length,), float(1_000 * rank + number)))
-        told.append(rows.tolist() == [[1_000.0 * one + number] * length for one in range(dist.get_world_size())])
-    return all(told)
-
-
-def test_vectors_come_whole_and_in_order(ranks):
-    assert all(ranks(many_vectors, 2_000))
-
-
-def memory_left():
-    gather(torch.zeros(3))
-    return [name for name in os.listdir("/dev/shm") if name.startswith("lockstep-")]
-
-
-def test_nothing_is_left_in_the_shared_memory(ranks_of):
-    assert ranks_of(2)(memory_left)[0] == []
-
-
-def longer_than_a_slot():
-    return gather(torch.full((CAPACITY + 1,), float(dist.get_rank()))).sum(1).tolist()
-
-
-def test_a_long_vector_goes_by_the_groups_own_collective(ranks_of):
-    assert ranks_of(3)(longer_than_a_slot) == [[0.0, CAPACITY + 1.0, 2 * CAPACITY + 2.0]] * 3

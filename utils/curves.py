@@ -26,6 +26,7 @@ from utils import processes as system
 from utils.data import load
 from utils.devices import physical_cores, use_bfloat16
 from utils.errors import UserError
+from utils.virtual_ranks import convert_virtual_ranks
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Settings:
 
     The rate is ``base_lr`` for ``reference_batch`` images; ``lr_scaling`` (none, sqrt or linear)
     multiplies it by the factor batch_size / reference_batch or its root, and warm-up climbs step by step
-    from rate / factor to rate during ``warmup_epochs`` (Goyal et al. 2017).
+    from rate / factor to rate during ``warmup_epochs`` (Goyal et al. 2017). With ``ranks`` BatchNorm sees the
+    batch in as many equal shares, as on that many devices without synchronised statistics.
     """
 
     dataset: str = "digits"
@@ -42,6 +44,7 @@ class Settings:
     train_images: int = 6_000
     epochs: int = 3
     batch_size: int = 32
+    ranks: int = 1
     base_lr: float = 0.05
     reference_batch: int = 32
     lr_scaling: str = "none"
@@ -157,6 +160,8 @@ def train(settings):
     torch.manual_seed(settings.seed)
     channels, classes = train_set.images.shape[1], len(train_set.classes)
     model = models.build(settings.model, channels, classes, width=settings.width, dropout=settings.dropout)
+    if settings.ranks > 1:
+        model = convert_virtual_ranks(model, settings.ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate(), momentum=settings.momentum)
     steps = len(train_set) // settings.batch_size
     warmup = settings.warmup_epochs * steps

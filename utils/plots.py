@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; line styles serve greyscale.
@@ -138,6 +138,66 @@ def curves_figure(curves, label, *, target=None, alt):
     panes[0].legend()
     panes[0].set_title("against time")
     panes[1].set_title("against images seen")
+    return Picture(figure, alt)
+
+
+def chunk_tables(tables, titles, *, alt):
+    """Draw what each rank holds of each chunk, a table for each step of a collective.
+
+    ``tables`` holds for each step a list of ranks, each a list of texts, one a chunk: a digit a rank, 1 where
+    its part is in the sum. The more parts a chunk has, the darker it is; what changed has a frame.
+    """
+    columns = -(-len(tables) // 2) if len(tables) > 4 else len(tables)
+    rows = -(-len(tables) // columns)
+    figure = Figure(figsize=(9.0, 2.35 * rows), layout="constrained")
+    panes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for pane in panes:
+        pane.axis("off")
+    for number, (pane, table, title) in enumerate(zip(panes, tables, titles, strict=False)):
+        ranks, chunks = len(table), len(table[0])
+        pane.set(xlim=(-0.9, chunks), ylim=(ranks, -0.5), aspect="equal")
+        pane.set_title(title, fontsize=10, pad=0)
+        for chunk in range(chunks):
+            pane.text(chunk + 0.5, -0.08, f"chunk {chunk}", ha="center", va="bottom", fontsize=6.5)
+        for rank in range(ranks):
+            pane.text(-0.12, rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize=8)
+            for chunk in range(chunks):
+                text = table[rank][chunk]
+                share = text.count("1") / len(text)
+                changed = number > 0 and tables[number - 1][rank][chunk] != text
+                look = {"facecolor": (1 - share, 1 - 0.55 * share, 1 - 0.3 * share), "edgecolor": "#999999"}
+                frame = {"edgecolor": COLOURS[1], "linewidth": 2.2, "zorder": 3} if changed else {}
+                pane.add_patch(Rectangle((chunk + 0.04, rank + 0.04), 0.92, 0.92, **look | frame))
+                ink = "white" if share > 0.7 else "black"
+                pane.text(chunk + 0.5, rank + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink, zorder=4)
+    return Picture(figure, alt)
+
+
+def timelines(runs, *, alt):
+    """Draw what each rank does in one step: for each of ``runs`` (title to ranks) two lanes a rank.
+
+    A rank is a list of (kind, start, length) in milliseconds; kinds are forward, backward and all-reduce.
+    """
+    looks = {
+        "forward": {"color": COLOURS[5], "hatch": ""},
+        "backward": {"color": COLOURS[0], "hatch": ""},
+        "all-reduce": {"color": COLOURS[1], "hatch": "//"},
+    }
+    figure, panes = axes(len(runs), height=2.9)
+    end = max(start + length for ranks in runs.values() for spans in ranks for _, start, length in spans)
+    for pane, (title, ranks) in zip(panes, runs.items(), strict=True):
+        for rank, spans in enumerate(ranks):
+            for kind, start, length in spans:
+                lane = 2 * rank + (kind == "all-reduce")
+                look = looks[kind] | {"edgecolor": "white", "linewidth": 0.4, "height": 0.8}
+                pane.barh(lane, length, left=start, label=kind, **look)
+        names = [f"rank {rank} {lane}" for rank in range(len(ranks)) for lane in ("computes", "communicates")]
+        pane.set_yticks(range(len(names)), names if pane is panes[0] else [""] * len(names), fontsize=8)
+        pane.set(xlabel="milliseconds", title=title, xlim=(0, end * 1.02))
+        pane.invert_yaxis()
+    handles, labels = panes[0].get_legend_handles_labels()
+    known = dict(zip(labels, handles, strict=True))
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=3, fontsize=9)
     return Picture(figure, alt)
 
 

@@ -139,13 +139,21 @@ def convert_sync_batchnorm(module, group=None):
     """
     if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
-    if isinstance(module, _BatchNorm) and not isinstance(module, (SyncBatchNorm, nn.SyncBatchNorm)):
-        plain, module = module, SyncBatchNorm(module.num_features, module.eps, module.momentum, False, False, group)
+    return replace_batchnorm(module, lambda *options: SyncBatchNorm(*options, group=group))
+
+
+def replace_batchnorm(module, make):
+    """Return ``module`` with every plain BatchNorm replaced by ``make(features, eps, momentum, affine, track)``.
+
+    Parameters, buffers, names and mode are kept.
+    """
+    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        plain, module = module, make(module.num_features, module.eps, module.momentum, False, False)
         module.affine, module.track_running_stats = plain.affine, plain.track_running_stats
         module.training = plain.training
         module._parameters, module._buffers = plain._parameters, plain._buffers
     for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child, group))
+        setattr(module, name, replace_batchnorm(child, make))
     return module
 
 
