@@ -115,15 +115,16 @@ def shares(parts, *, xlabel, title, alt):
     return Picture(figure, alt)
 
 
-def curves_figure(curves, label, *, target=None, alt):
-    """Draw accuracy against seconds and against images seen, a line for each of ``curves``.
+def curves_figure(curves, label, *, target=None, against=("seconds", "samples"), alt):
+    """Draw accuracy against seconds and against images seen, or one of them, a line for each of ``curves``.
 
     ``label`` names a curve; curves of one name share colour and style (they differ by seed). Diverged
     curves end in a cross.
     """
-    figure, panes = axes(2)
+    figure, panes = axes(len(against))
     names = list(dict.fromkeys(map(label, curves)))
-    for pane, key, told in zip(panes, ("seconds", "samples"), ("training time (s)", "images seen"), strict=True):
+    words = {"seconds": ("training time (s)", "against time"), "samples": ("images seen", "against images seen")}
+    for pane, key in zip(panes, against, strict=True):
         for curve in curves:
             number = names.index(label(curve))
             first = curve is next(one for one in curves if label(one) == names[number])
@@ -134,10 +135,8 @@ def curves_figure(curves, label, *, target=None, alt):
                 pane.plot(xs[-1], ys[-1], marker="x", markersize=13, markeredgewidth=3, color="#cc3311")
         if target is not None:
             pane.axhline(target, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
-        pane.set(xlabel=told, ylabel="validation accuracy", ylim=(0, 1))
+        pane.set(xlabel=words[key][0], ylabel="validation accuracy", title=words[key][1], ylim=(0, 1))
     panes[0].legend()
-    panes[0].set_title("against time")
-    panes[1].set_title("against images seen")
     return Picture(figure, alt)
 
 
