@@ -49,7 +49,7 @@ def measure(row):
     """Run a row's two sides in turn and return the ratio of each round."""
     run = launch(PAIRS, row.pair, processes=row.processes, threads=1)
     run.result(timeout=600)
-    return json.loads(run.log().strip().splitlines()[-1])
+    return json.loads(next(line for line in reversed(run.log().splitlines()) if line.startswith("[")))
 
 
 def main():

@@ -108,7 +108,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         sums = torch.cat([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3)), count])
         sum_of_values, sum_of_squares, count = SumOverRanks.apply(sums).split([self.num_features] * 2 + [1])
         mean = sum_of_values / count
-        variance = sum_of_squares / count - mean.square()
+        variance = (sum_of_squares / count - mean.square()).clamp(min=0)  # rounding may leave less than nothing
         # [starter]
         #: # TODO 2 Compute mean and variance [C] over all ranks: add up the values, their squares and their number,
         #: # in one tensor and with SumOverRanks. Why not the mean of the ranks' variances? Compute in float32, even if

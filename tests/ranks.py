@@ -8,7 +8,6 @@ Functions and results cross by pickle. A call has a time limit; whatever goes wr
 
 import multiprocessing
 import os
-import signal
 import tempfile
 import traceback
 from datetime import timedelta
@@ -78,7 +77,7 @@ class Ranks:
             return
         self.is_closed = True
         for process in self.processes:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
         for process in self.processes:
             process.join()
         self._folder.cleanup()

@@ -1,5 +1,7 @@
 """Our data parallelism's buckets: gradients that are missing, added up, shared, and averaged while backward runs."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -165,3 +167,52 @@ def test_buckets_follow_backward_and_are_reduced_while_it_runs(ranks_of):
         # A bucket of one parameter each: every all-reduce begins as soon as its gradient is there.
         assert all(learned[: 2 * done].count("reduce") == done for done in range(1, 7)), learned
         assert guessed.index("reduce") >= 4, "the first step's guess, the end of the network first, was right by chance"
+
+
+def after_a_failed_backward(bucket_bytes):
+    """A hook of the learner's fails once, on all ranks; the loss that was computed before it is then used."""
+    torch.manual_seed(0)
+    parallel = DataParallel(network("lenet"), bucket_bytes=bucket_bytes)
+    images, labels = own_part(batch(0), [12, 12])
+    doomed, sound = (F.cross_entropy(parallel(images), labels) for _ in range(2))
+
+    def fail(_gradient):
+        raise ValueError("a bad day")
+
+    handle = parallel.module[4].weight.register_hook(fail)
+    try:
+        doomed.backward()
+    except ValueError:
+        handle.remove()
+    parallel.zero_grad()
+    sound.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in parallel.parameters()])
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 30])
+def test_a_backward_that_failed_does_not_spoil_the_next(ranks_of, bucket_bytes):
+    torch.manual_seed(0)
+    model = network("lenet")
+    images, labels = batch(0)
+    F.cross_entropy(model(images), labels).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    for found in ranks_of(2)(after_a_failed_backward, bucket_bytes):
+        assert (found - expected).abs().max() < 1e-6
+
+
+def without_its_wrapper():
+    """Once the wrapper is gone, rank 0 uses the bare network alone."""
+    model = network("lenet")
+    parallel = DataParallel(model)
+    images, labels = batch(0)
+    F.cross_entropy(parallel(images), labels).backward()
+    del parallel
+    gc.collect()
+    model.zero_grad()
+    if dist.get_rank() == 0:
+        F.cross_entropy(model(images), labels).backward()
+    return True
+
+
+def test_a_network_outlives_its_wrapper(ranks_of):
+    assert ranks_of(2)(without_its_wrapper, limit=20) == [True, True]

@@ -161,6 +161,8 @@ def test_a_group_of_some_ranks_reduces_among_itself(ranks):
 
 def disagreeing(kind):
     last = dist.get_rank() == dist.get_world_size() - 1
+    if last and kind == "refused":
+        all_reduce(torch.zeros(3, 4, dtype=torch.bool))
     shape = (4, 3) if last and kind == "shape" else (3, 4)
     dtype = torch.float64 if last and kind == "dtype" else torch.float32
     algorithm = "tree" if last and kind == "algorithm" else "ring"
@@ -168,7 +170,7 @@ def disagreeing(kind):
     all_reduce(torch.zeros(shape, dtype=dtype), op, algorithm=algorithm)
 
 
-@pytest.mark.parametrize("kind", ["shape", "dtype", "algorithm", "op"])
+@pytest.mark.parametrize("kind", ["shape", "dtype", "algorithm", "op", "refused"])
 def test_ranks_that_do_not_agree_are_all_told_so(ranks_of, kind):
     running = ranks_of(3)
     running.start(disagreeing, kind)

@@ -37,7 +37,7 @@ def undivided(kind):
 
 
 def divided(kind, shares, options):
-    """Return the weights after each step of ranks that see their shares, and the buffers at the end."""
+    """Return the weights after each step of ranks that see their shares."""
     torch.manual_seed(1000 + dist.get_rank())  # all start elsewhere
     model, history = network(kind), []
     parallel = DataParallel(convert_sync_batchnorm(model), shares=shares, **options)
@@ -108,6 +108,60 @@ def test_a_rank_without_images_keeps_step(ranks_of):
     check(ranks_of(3)(left_out), "lenet")
 
 
+def left_out_of_a_network_that_synchronises():
+    """The last rank has no images, but its SyncBatchNorm layers are waited for: it runs on an empty batch."""
+    torch.manual_seed(1000 + dist.get_rank())
+    shares = [16, 8, 0]
+    parallel = DataParallel(convert_sync_batchnorm(network("wide-resnet-tiny")), shares=shares)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05, momentum=0.9)
+    history = []
+    for step in range(STEPS):
+        images, labels = own_part(batch(step), shares)
+        optimizer.zero_grad()
+        (F.cross_entropy(parallel(images), labels, reduction="sum") / max(1, len(images))).backward()
+        optimizer.step()
+        history.append(flat(parallel.module).clone())
+    return history
+
+
+def test_a_rank_without_images_keeps_step_with_synchronised_batchnorm(ranks_of):
+    check(ranks_of(3)(left_out_of_a_network_that_synchronises), "wide-resnet-tiny")
+
+
+class TwoOutputs(nn.Module):
+    """Return features and, computed from them, logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(784, 8), nn.Linear(8, 10)
+
+    def forward(self, images):
+        features = torch.tanh(self.first(images.flatten(1).float() / 255))
+        return {"features": features, "logits": [self.second(features)]}
+
+
+def loss_of_both(outputs, labels):
+    return F.cross_entropy(outputs["logits"][0], labels) + outputs["features"].square().mean()
+
+
+def gradient_through_two_outputs(shares):
+    torch.manual_seed(0)
+    parallel = DataParallel(TwoOutputs(), shares=shares)
+    images, labels = own_part(batch(0), shares)
+    loss_of_both(parallel(images), labels).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in parallel.parameters()])
+
+
+def test_outputs_that_depend_on_each_other_are_weighted_once(ranks_of):
+    torch.manual_seed(0)
+    model = TwoOutputs()
+    images, labels = batch(0)
+    loss_of_both(model(images), labels).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    for found in ranks_of(2)(gradient_through_two_outputs, [18, 6]):
+        assert (found - expected).abs().max() < 1e-6
+
+
 def gradients_of_three_wrappers():
     """Return the gradients by torch's DDP, by the naive wrapper and by ours, of the same weights and images."""
     torch.manual_seed(dist.get_rank())
@@ -158,7 +212,7 @@ def different(kind):
 
 
 DIFFERENT = {
-    "shares": r"shares is \[1.0, 1.0, 1.0\] on rank 0 and \[2.0, 1.0, 1.0\] on rank 2",
+    "shares": r"shares is \[1, 1, 1\] on rank 0 and \[2, 1, 1\] on rank 2",
     "shape": r"weight is float32 \[4, 3\] on rank 0 and float32 \[5, 3\] on rank 2",
     "more layers": r"2.weight is missing on rank 0 and float32 \[3, 3\] on rank 2",
     "frozen": r"1.weight is float32 \[6, 1, 5, 5\] on rank 0 and float32 \[6, 1, 5, 5\] frozen on rank 2",
@@ -181,3 +235,31 @@ def test_impossible_shares_are_refused(ranks_of, shares):
     running.start(divided, "lenet", shares, {})
     for ok, told in running.outcomes(limit=30):
         assert not ok and "give one number a rank (2), none negative, not all 0" in told
+
+
+def misused(how):
+    parallel = DataParallel(network("lenet"))
+    images, labels = batch(0)
+    F.cross_entropy(parallel(images), labels).backward()
+    if how == "move":
+        parallel.module.to(memory_format=torch.contiguous_format)
+    elif how == "pickle":
+        copy.deepcopy(parallel)
+    loss = F.cross_entropy(parallel(images), labels)
+    loss.backward(create_graph=how == "create_graph")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("move", "the network was moved or converted after it was wrapped"),
+        ("pickle", "a wrapper belongs to its process group: copy or save its .module"),
+        ("create_graph", "gradients in buckets have no graph: call backward without create_graph"),
+    ],
+)
+def test_misuse_is_named(ranks_of, how, told):
+    running = ranks_of(2)
+    running.start(misused, how)
+    for ok, text in running.outcomes(limit=30):
+        assert not ok and f"UserError: {told}" in text
+    running.close()

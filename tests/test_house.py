@@ -16,7 +16,7 @@ FLOORS = [
     ["errors"],
     ["files"],
     ["augment", "digits", "sources", "data", "models", "devices", "runs"],
-    ["collectives", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
+    ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
     ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
     ["experiments", "cluster", "scaling", "curves"],
     ["plots", "widgets", "progress", "claims", "environment"],

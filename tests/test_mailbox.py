@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from utils.mailbox import CAPACITY, gather
+from utils.mailbox import CAPACITY, PREFIX, gather
 
 
 def many_vectors(count):
@@ -27,7 +27,8 @@ def test_vectors_come_whole_and_in_order(ranks):
 
 def memory_left():
     gather(torch.zeros(3))
-    return [name for name in os.listdir("/dev/shm") if name.startswith("lockstep-")]
+    dist.barrier()
+    return [name for name in os.listdir("/dev/shm") if name.startswith(PREFIX)]
 
 
 def test_nothing_is_left_in_the_shared_memory(ranks_of):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import nn
 
+from utils import sync_batchnorm
 from utils.sync_batchnorm import SyncBatchNorm, combine_running_statistics, convert_sync_batchnorm
 
 CHANNELS, STEPS = 5, 3
@@ -102,6 +103,34 @@ def test_ranks_may_have_unequal_numbers_of_samples(ranks_of, dimensions, sizes):
 def test_float32_is_exact_to_rounding_also_where_the_mean_is_large(ranks_of):
     check(ranks_of(2), 4, [16, 16], {}, tolerance=2e-5, dtype=torch.float32)
     check(ranks_of(3), 4, [16, 1, 8], {}, tolerance=5e-2, offset=1_000.0, dtype=torch.float32)
+
+
+def collectives_used():
+    """Count the exchanges of a forward and of a backward."""
+    used, original = [], sync_batchnorm.gather
+    sync_batchnorm.gather = lambda *args: used.append(1) or original(*args)
+    try:
+        output = SyncBatchNorm(CHANNELS)(torch.randn(4, CHANNELS, requires_grad=True))
+        forward = len(used)
+        output.sum().backward()
+    finally:
+        sync_batchnorm.gather = original
+    return forward, len(used) - forward
+
+
+def test_there_is_one_collective_each_way(ranks_of):
+    assert ranks_of(2)(collectives_used) == [(1, 1)] * 2
+
+
+def without_bias():
+    norm = convert_sync_batchnorm(nn.BatchNorm1d(CHANNELS))
+    norm.bias = None
+    norm(torch.randn(4, CHANNELS)).square().sum().backward()
+    return norm.weight.grad is not None
+
+
+def test_a_layer_may_have_no_bias(ranks_of):
+    assert ranks_of(2)(without_bias) == [True, True]
 
 
 def in_channels_last(sizes):

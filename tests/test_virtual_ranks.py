@@ -46,3 +46,21 @@ def test_virtual_ranks_compute_what_real_ones_do(ranks_of, size):
 def test_virtual_ranks_refuse_a_batch_that_does_not_divide():
     with pytest.raises(UserError, match="6 samples do not divide into 4 equal shares"):
         convert_virtual_ranks(nn.BatchNorm2d(3), 4)(torch.zeros(6, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"momentum": 1.0}], ids=str
+)
+def test_every_option_of_batchnorm_is_kept(options):
+    """Two shares, each by itself, are two plain layers; running statistics are those of the first."""
+    inputs = torch.randn(6, 3, 4, 4)
+    virtual, first, second = (
+        convert_virtual_ranks(nn.BatchNorm2d(3, **options), 2),
+        *(nn.BatchNorm2d(3, **options) for _ in range(2)),
+    )
+    for _ in range(2):
+        outputs = virtual(inputs)
+        assert (outputs[0::2] - first(inputs[0::2])).abs().max() < 1e-5
+        assert (outputs[1::2] - second(inputs[1::2])).abs().max() < 1e-5
+    for name, buffer in first.named_buffers():
+        assert (dict(virtual.named_buffers())[name] - buffer).abs().max() < 1e-6, name

@@ -39,10 +39,10 @@ def all_reduce(tensor, op="sum", *, algorithm="ring", group=None, async_op=False
     ``tensor`` has any shape and layout and any dtype that can be added; the sum is computed in it. Every
     rank of ``group`` must call with the same shape, dtype, op and algorithm, and all calls in the same
     order; with ``async_op`` the call returns at once, and the tensor must be left alone until ``wait``.
+    It begins with a header from each rank to every other (on a GPU that is read back, and so waited for).
     Raises ``UserError`` on all ranks where they do not agree, and for bool tensors, means of integers and
     tensors that overlap themselves; ``RuntimeError`` when a rank is lost or the group's timeout is over.
     """
-    _refuse_what_cannot_be_added(tensor, op, algorithm)
     return AllReduce(tensor.detach(), op, algorithm, group, async_op)
 
 
@@ -53,8 +53,8 @@ class AllReduce:
         self._channel = _Channel(group, tensor.device)
         self._call = tensor, op, algorithm
         self._error = self._thread = None
-        # NCCL only queues work for the GPU, which needs one order; gloo's messages are waited for, in a thread.
-        if async_op and dist.get_backend(group) == dist.Backend.GLOO:
+        # A GPU needs its messages queued in one order; the CPU's are waited for, in a thread.
+        if async_op and tensor.device.type == "cpu":
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
         else:
@@ -78,10 +78,14 @@ class AllReduce:
         tensor, op, algorithm = self._call
         channel = self._channel
         try:
-            channel.agree(f"{algorithm} {op} of {str(tensor.dtype)[6:]} {list(tensor.shape)}")
-            flat = tensor.contiguous().view(-1)  # the tensor's own memory where it is contiguous
+            problem = why_not(tensor, op, algorithm)
+            channel.agree(problem or f"{algorithm} {op} of {str(tensor.dtype)[6:]} {list(tensor.shape)}")
+            if problem:
+                raise UserError(problem)
+            is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+            flat = (tensor if is_plain else tensor.clone(memory_format=torch.contiguous_format).resolve_conj()).view(-1)
             ALGORITHMS[algorithm](flat, channel, channel.size if op == "mean" else None)
-            if not tensor.is_contiguous():
+            if not is_plain:
                 tensor.copy_(flat.view(tensor.shape))
         except Exception as error:  # a thread's caller gets it from wait()
             self._error = error
@@ -201,14 +205,16 @@ def _divide(tensor, divisor):
         tensor /= divisor
 
 
-def _refuse_what_cannot_be_added(tensor, op, algorithm):
+def why_not(tensor, op, algorithm):
+    """Return why this cannot be all-reduced, or None."""
     if algorithm not in ALGORITHMS:
-        raise UserError(f"algorithm {algorithm!r} is unknown; choose one of {', '.join(ALGORITHMS)}")
+        return f"algorithm {algorithm!r} is unknown; choose one of {', '.join(ALGORITHMS)}"
     if op not in ("sum", "mean"):
-        raise UserError(f"op {op!r} is unknown; choose sum or mean")
+        return f"op {op!r} is unknown; choose sum or mean"
     if tensor.dtype == torch.bool:
-        raise UserError("bool values cannot be added: convert the tensor to an integer dtype")
+        return "bool values cannot be added: convert the tensor to an integer dtype"
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UserError(f"the mean of {tensor.dtype} values is no {tensor.dtype}: sum them, and divide as floats")
+        return f"the mean of {tensor.dtype} values is no {tensor.dtype}: sum them, and divide as floats"
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise UserError("the tensor repeats its memory (expand): all-reduce a clone of it")
+        return "the tensor repeats its memory (expand): all-reduce a clone of it"
+    return None

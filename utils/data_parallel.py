@@ -10,8 +10,9 @@ runs, as PyTorch's DistributedDataParallel does (Li et al. 2020, "PyTorch Distri
 Accelerating Data Parallel Training").
 """
 
+import math
 from contextlib import contextmanager
-from functools import partial
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from utils.buckets import Bucket
 from utils.errors import UserError
 
 # A small bucket is full early; a large one uses the network better, and models are larger where GPUs are.
@@ -62,41 +64,40 @@ class DataParallel(nn.Module):
     mean over all images. They may be set anew between steps, to the same numbers on all ranks.
     ``all_reduce`` adds a tensor up over the ranks: ``dist.all_reduce`` or ``collectives.all_reduce``.
 
-    Which parameters are frozen must not change afterwards, and backward must not run inside backward
-    (reentrant checkpointing). Raises ``UserError`` where the ranks' modules or shares differ.
+    Which parameters are frozen must not change afterwards, nor may the module be moved or wrapped again, and
+    backward must not run inside backward (reentrant checkpointing). Raises ``UserError`` where the ranks'
+    modules or shares differ, and where one of these is noticed.
     """
 
     def __init__(self, module, *, shares=None, bucket_bytes=None, group=None, all_reduce=dist.all_reduce):
         super().__init__()
         self.module, self.group, self._all_reduce = module, group, all_reduce
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.shares = [1] * self.world_size if shares is None else shares
-        self._refuse_differences()
+        shares = [1] * self.world_size if shares is None else list(shares)
+        self._refuse_differences(shares)
+        self.shares = shares
         for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), group=group, group_src=0)
+            packed = tensor.detach().contiguous()  # memory is sent as it lies, and may lie differently on another rank
+            dist.broadcast(packed, group=group, group_src=0)
+            tensor.detach().copy_(packed)
 
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         device = self._trained[0].device.type if self._trained else "cpu"
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES.get(device, BUCKET_BYTES["cuda"])
-        self._is_averaging, self._knows_order = True, False
+        self._is_averaging, self._knows_order, self._backward = True, False, None
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._trained]  # hooks live with their node
         for number, (parameter, node) in enumerate(zip(self._trained, self._nodes, strict=True)):
-            node.register_prehook(partial(self._before_gradient, number))
-            parameter.register_post_accumulate_grad_hook(partial(self._after_gradient, number))
+            node.register_prehook(_weakly(self._before_gradient, number))
+            parameter.register_post_accumulate_grad_hook(_weakly(self._after_gradient, number))
         # Backward begins at the end of the network: the best guess until a step has shown the order.
         self._fill_buckets(list(reversed(range(len(self._trained)))))
 
     def forward(self, *args, **kwargs):
-        self._begin()
         outputs = self.module(*args, **kwargs)
-        if self._weight != 1:
-            tree_map_only(torch.Tensor, self._weigh, outputs)
-        return outputs
-
-    def _weigh(self, output):
-        """Weigh the gradient where it enters the network, because layers in it may mix the ranks' (SyncBatchNorm)."""
-        if output.grad_fn is not None:
-            output.register_hook(partial(torch.mul, torch.tensor(self._weight)))
+        if self._weight == 1:
+            return outputs
+        # Gradients are weighed where they enter the network: layers in it may mix those of all ranks (SyncBatchNorm).
+        return tree_map_only(torch.Tensor, lambda output: _Weighed.apply(output, self._weight), outputs)
 
     @property
     def shares(self):
@@ -105,9 +106,11 @@ class DataParallel(nn.Module):
 
     @shares.setter
     def shares(self, shares):
-        shares = [float(share) for share in shares]
-        if len(shares) != self.world_size or min(shares) < 0 or sum(shares) == 0:
-            raise UserError(f"shares={shares}: give one number a rank ({self.world_size}), none negative, not all 0")
+        shares = tuple(float(share) for share in shares)
+        if len(shares) != self.world_size or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+            raise UserError(
+                f"shares={list(shares)}: give one number a rank ({self.world_size}), none negative, not all 0"
+            )
         self._shares, self._weight = shares, shares[self.rank] / (sum(shares) / self.world_size)
 
     @contextmanager
@@ -123,12 +126,13 @@ class DataParallel(nn.Module):
     def average_gradients(self):
         """Average what is not averaged yet and wait for all of it. ``backward()`` calls it at its end.
 
-        Call it yourself in a step in which this rank has no images, and so no backward.
+        Call it yourself in a step in which this rank has no images, and so no backward. (A network with
+        SyncBatchNorm has to run on an empty batch instead, because its layers wait for each other, too.)
         """
         for bucket in self._buckets[self._started :]:
             self._start(bucket)
         for bucket in self._buckets:
-            bucket.work.wait()
+            bucket.wait()
             bucket.hand_out(self._trained)
         if not self._knows_order:
             self._learn_order()
@@ -142,21 +146,31 @@ class DataParallel(nn.Module):
         """Load the state of a bare module."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def __reduce__(self):
+        raise UserError("a wrapper belongs to its process group: copy or save its .module, the bare network")
+
     def _begin(self):
         self._started, self._order = 0, []
         for bucket in self._buckets:
+            bucket.wait()  # only a backward that failed leaves work behind
             bucket.missing = set(bucket.views)
 
-    def _before_gradient(self, number, _incoming):
+    def _before_gradient(self, number, incoming):
         """Let autograd add the incoming gradient into the bucket."""
-        self._bucket_of[number].take_in(number, self._trained[number])
+        if torch.is_grad_enabled():
+            raise UserError("gradients in buckets have no graph: call backward without create_graph")
+        backward = torch._C._current_graph_task_id()
+        if self._is_averaging and backward != self._backward:
+            self._backward = backward
+            self._begin()
+            Variable._execution_engine.queue_callback(self.average_gradients)  # at the end of this backward
+        if incoming[0] is not None:
+            self._bucket_of[number].take_in(number, self._trained[number])
 
     def _after_gradient(self, number, _parameter):
         """Start every bucket that is full; in the order of buckets, which is the same on all ranks."""
         if not self._is_averaging:
             return
-        if not self._order:
-            Variable._execution_engine.queue_callback(self.average_gradients)  # at the end of this backward
         self._order.append(number)
         self._bucket_of[number].missing.discard(number)
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
@@ -187,17 +201,17 @@ class DataParallel(nn.Module):
             numbers = open_buckets.setdefault(kind, [])
             numbers.append(number)
             if sum(self._trained[one].nbytes for one in numbers) >= self._bucket_bytes:
-                self._buckets.append(_Bucket(open_buckets.pop(kind), self._trained))
-        self._buckets += [_Bucket(numbers, self._trained) for numbers in open_buckets.values()]
+                self._buckets.append(Bucket(open_buckets.pop(kind), self._trained))
+        self._buckets += [Bucket(numbers, self._trained) for numbers in open_buckets.values()]
         self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.views}
         for number, parameter in enumerate(self._trained):
             if parameter.grad is not None:
                 self._bucket_of[number].take_in(number, parameter)
         self._begin()
 
-    def _refuse_differences(self):
-        """Raise ``UserError`` on every rank that was given another network or other shares than rank 0."""
-        own = {"shares": self.shares}
+    def _refuse_differences(self, shares):
+        """Raise ``UserError`` on every rank where one was given another network or other shares than rank 0."""
+        own = {"shares": shares}
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             own[name] = f"{str(tensor.dtype)[6:]} {list(tensor.shape)}{'' if tensor.requires_grad else ' frozen'}"
         told = [None] * self.world_size
@@ -212,50 +226,25 @@ class DataParallel(nn.Module):
                     )
 
 
-class _Bucket:
-    """The gradients of some parameters, one behind the other in ``flat``; at its end a flag for each.
+class _Weighed(torch.autograd.Function):
+    """The tensor itself; its gradient is multiplied by ``weight``."""
 
-    A flag is 1 where this rank has a gradient, so its reduced value is 0 where no rank has one.
-    """
+    @staticmethod
+    def forward(ctx, tensor, weight):
+        ctx.weight = weight
+        return tensor.view_as(tensor)
 
-    def __init__(self, numbers, parameters):
-        sizes = [parameters[number].numel() for number in numbers]
-        first = parameters[numbers[0]]
-        self.flat = torch.zeros(sum(sizes) + len(numbers), dtype=first.dtype, device=first.device)
-        self.flags = self.flat[sum(sizes) :]
-        self.views, self.missing, self.work = {}, set(), None
-        for number, part in zip(numbers, self.flat.split([*sizes, len(numbers)]), strict=False):
-            parameter = parameters[number]
-            has_4d_strides = parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
-            # Strides as the parameter's, so that the optimizer passes over both in one order.
-            strided = has_4d_strides and part.as_strided(parameter.shape, parameter.stride())
-            self.views[number] = strided if has_4d_strides else part.view(parameter.shape)
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.weight, None
 
-    def take_in(self, number, parameter):
-        """Make the parameter's gradient a view into the bucket, with the value that it has (None: zero)."""
-        view = self.views[number]
-        if parameter.grad is None:
-            parameter.grad = view.zero_()
-        elif parameter.grad is not view:
-            parameter.grad = view.copy_(parameter.grad)
 
-    def prepare(self, parameters):
-        """Write zero for each parameter that has no gradient on this rank, and the flags."""
-        has_gradient = []
-        for number, view in self.views.items():
-            parameter = parameters[number]
-            has_gradient.append(parameter.grad is not None)
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                self.take_in(number, parameter)
-        self.flags.copy_(torch.tensor(has_gradient))
+def _weakly(method, number):
+    """Return a hook that calls ``method(number, …)`` as long as its object lives: hooks stay with the parameters."""
+    reference = WeakMethod(method)
 
-    def hand_out(self, parameters):
-        """Give its reduced gradient to each parameter that has none on this rank, but has one on another."""
-        lacking = [at for at, number in enumerate(self.views) if parameters[number].grad is None]
-        if lacking:  # only then are the flags read, because on a GPU reading waits for all work
-            reduced, numbers = self.flags.tolist(), list(self.views)
-            for at in lacking:
-                if reduced[at] > 0:
-                    parameters[numbers[at]].grad = self.views[numbers[at]]
+    def hook(*args):
+        bound = reference()
+        return None if bound is None else bound(number, *args)
+
+    return hook

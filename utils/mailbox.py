@@ -13,9 +13,9 @@ Ranks on several machines, on a GPU or on processors that may reorder writes use
 import os
 import platform
 import secrets
+import sys
 import tempfile
 import time
-from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from utils.errors import UserError
 
+PREFIX = "lockstep-mailbox-"
 CAPACITY = 4_097  # numbers a vector: mean and variance of 2,048 channels, and a count
 SPIN_S = 0.002  # so long a rank looks without a pause; then it sleeps between looks
 PAUSE_S = 0.0001
@@ -37,15 +38,17 @@ _mailboxes = WeakKeyDictionary()
 def gather(vector, group=None):
     """Return every rank's ``vector`` (float, 1-d, of one length on all ranks) as rows [world size, length].
 
-    Every rank of ``group`` must call it. Raises ``UserError`` where lengths differ, ``RuntimeError`` when a
-    rank has died or does not come within the group's timeout.
+    Every rank of ``group`` must call it. Raises ``RuntimeError`` when a rank has died or does not come within
+    the group's timeout and, where the ranks share memory, ``UserError`` where lengths differ.
     """
     group = group or dist.group.WORLD
-    if vector.device.type == "cpu" and len(vector) <= CAPACITY:
+    if vector.device.type == "cpu":
         if group not in _mailboxes:
             _mailboxes[group] = _open(group)
         if _mailboxes[group] is not None:
-            return _mailboxes[group].gather(vector)
+            rows = _mailboxes[group].gather(vector)
+            if len(vector) <= CAPACITY:
+                return rows
     rows = vector.new_empty(dist.get_world_size(group) * len(vector))
     dist.all_gather_into_tensor(rows, vector, group=group)
     return rows.view(-1, len(vector))
@@ -55,27 +58,42 @@ def _open(group):
     """Return the ``_Mailbox`` of the group's ranks, or None where they do not all share one memory."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     words = 2 * size * CAPACITY + 4 * size + 1  # vectors and lengths twice over, counters, process numbers, a token
-    told, path = [None, None], None
-    if rank == 0:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        handle, path = tempfile.mkstemp(prefix="lockstep-", dir=memory)
-        os.close(handle)
-        os.truncate(path, 8 * words)
-        token = secrets.randbits(62)
-        torch.from_file(path, shared=True, size=words, dtype=torch.int64)[-1] = token
-        told = [path, token]
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    shared = None
-    if IN_ORDER and Path(told[0]).exists():
-        shared = torch.from_file(told[0], shared=True, size=words, dtype=torch.int64)
-    sees = torch.tensor(int(shared is not None and shared[-1].item() == told[1]))
-    dist.all_reduce(sees, dist.ReduceOp.MIN, group)
-    if rank == 0:
-        os.unlink(path)  # the memory stays until the last rank has ended
+    told = [_lay_out(words) if rank == 0 else None]
+    try:
+        dist.broadcast_object_list(told, group=group, group_src=0)
+        path, token, namespace = told[0] or ("", 0, "")
+        shared = None
+        if IN_ORDER and os.path.isfile(path) and namespace == _namespace():
+            shared = torch.from_file(path, shared=True, size=words, dtype=torch.int64)
+        sees = torch.tensor(int(shared is not None and shared[-1].item() == token))
+        dist.all_reduce(sees, dist.ReduceOp.MIN, group)
+    finally:
+        if rank == 0 and told[0]:
+            os.unlink(told[0][0])  # the memory stays until the last rank has ended
     if not sees:
         return None
     timeout = group._get_backend(torch.device("cpu")).options._timeout
     return _Mailbox(shared, rank, size, timeout.total_seconds())
+
+
+def _lay_out(words):
+    """Return the path of a file of zeros in memory, the token at its end and this process's namespace, or None."""
+    token, path = secrets.randbits(62), None
+    try:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        handle, path = tempfile.mkstemp(prefix=PREFIX, dir=memory)
+        with open(handle, "wb") as file:  # every page is written, so that no room is lacking later
+            file.write(bytes(8 * (words - 1)) + token.to_bytes(8, sys.byteorder))
+    except OSError:
+        if path:
+            os.unlink(path)
+        return None
+    return path, token, _namespace()
+
+
+def _namespace():
+    """Return what tells whether two processes know each other by the same numbers."""
+    return os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
 
 
 class _Mailbox:
@@ -98,7 +116,7 @@ class _Mailbox:
         self._count += 1
         slots = self._slots[self._count % 2, :, : len(vector)]
         lengths = self._lengths[self._count % 2]
-        slots[self._rank] = vector
+        slots[self._rank] = vector[:CAPACITY]  # of a longer one only the length counts
         lengths[self._rank] = len(vector)
         self._counters[self._rank] = self._count
         for peer in self._others:

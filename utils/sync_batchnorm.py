@@ -103,7 +103,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inputs, weight, bias, mean, variance, count, eps, group):
         ctx.save_for_backward(inputs, weight, mean, variance)
-        ctx.count, ctx.eps, ctx.group = count, eps, group
+        ctx.count, ctx.eps, ctx.group, ctx.has_bias = count, eps, group, bias is not None
         return _evaluated(inputs, weight, bias, mean, variance, eps)
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Normalise(torch.autograd.Function):
         own += _evaluated(inputs, factor * mean_of_both, factor * mean_of_gradient, mean, variance, ctx.eps)
         if weight is None:
             return own, *[None] * 7
-        return own, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *[None] * 5
+        return own, of_weight.to(weight.dtype), of_bias.to(weight.dtype) if ctx.has_bias else None, *[None] * 5
 
 
 def _evaluated(inputs, weight, bias, mean, variance, eps):
@@ -152,8 +152,9 @@ def replace_batchnorm(module, make):
         module.affine, module.track_running_stats = plain.affine, plain.track_running_stats
         module.training = plain.training
         module._parameters, module._buffers = plain._parameters, plain._buffers
-    for name, child in module.named_children():
-        setattr(module, name, replace_batchnorm(child, make))
+    for name, child in module._modules.items():  # named_children() would skip a second name of the same layer
+        if child is not None:
+            setattr(module, name, replace_batchnorm(child, make))
     return module
 
 

@@ -35,15 +35,18 @@ class VirtualRanksBatchNorm(_BatchNorm):
         self._check_input_dim(inputs)
         if not self.training:
             return super().forward(inputs)
-        self.num_batches_tracked += 1
         # Shares become channels: [N, C, ...] to [N / ranks, ranks C, ...], which BatchNorm keeps apart.
         shares = inputs.reshape(-1, self.ranks * self.num_features, *inputs.shape[2:])
-        every = (tensor.repeat(self.ranks) for tensor in (self.running_mean, self.running_var, self.weight, self.bias))
-        mean, variance, weight, bias = every
-        outputs = F.batch_norm(shares, mean, variance, weight, bias, True, self.momentum, self.eps)
-        with torch.no_grad():
-            self.running_mean.copy_(mean[: self.num_features])
-            self.running_var.copy_(variance[: self.num_features])
+        tensors = (self.running_mean, self.running_var, self.weight, self.bias)
+        mean, variance, weight, bias = (None if one is None else one.repeat(self.ranks) for one in tensors)
+        if mean is not None:
+            self.num_batches_tracked += 1
+        rate = 1 / self.num_batches_tracked.item() if self.momentum is None and mean is not None else self.momentum
+        outputs = F.batch_norm(shares, mean, variance, weight, bias, True, rate or 0.0, self.eps)
+        if mean is not None:
+            with torch.no_grad():
+                self.running_mean.copy_(mean[: self.num_features])
+                self.running_var.copy_(variance[: self.num_features])
         return outputs.reshape(inputs.shape)
 
 
