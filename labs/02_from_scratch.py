@@ -67,7 +67,7 @@ def divide(global_batch, loads):
     """Return how many of ``global_batch`` images each rank takes: whole numbers in proportion to ``loads``."""
     # TODO 1 Divide the batch in proportion to the loads. Shares are whole numbers that add up to the batch:
     # round down, then give the first ranks one image more each until none is left over. A rank with load 0
-    # takes none. Look up: int, sum, "virtual ranks" in the notebook
+    # takes none. Look up: int, sum, section 6 of the notebook
     return [global_batch] * len(loads)
 
 
@@ -75,7 +75,7 @@ def ring_all_reduce(flat, rank, world_size):
     """Replace the 1-d tensor ``flat`` by the sum over all ranks, on every rank."""
     # TODO 4 Cut flat into a chunk a rank. In each of world_size - 1 steps send one chunk to the right, and add the
     # one that comes from the left to yours: every rank ends with one finished chunk. In as many steps pass those on.
-    # The notebook's figure shows which chunk when. Send and receive at the same time.
+    # The notebook's figure shows which when. Chunks are views: change them in place.
     # Look up: Tensor.tensor_split, torch.distributed.batch_isend_irecv, P2POp
 
 
@@ -88,10 +88,10 @@ def average_gradients(model, own, total, rank, world_size):
 
 @torch.no_grad()
 def combine_statistics(model, own, total):
-    """Give all ranks BatchNorm's running mean and variance over all images that the ranks have seen."""
-    # TODO 6 BatchNorm on each rank has seen other images. With f = own / total of each rank, all together have
-    # mean = sum of f mean_r and variance = sum of f (variance_r + (mean_r - mean)^2). Compute both for each layer
-    # and copy them into running_mean and running_var. Look up: Module.modules, torch.distributed.all_reduce
+    """Give all ranks one running mean and variance for every BatchNorm, put together from those of the ranks."""
+    # TODO 6 BatchNorm on each rank has seen other images. With f = own / total of each rank, give every layer on
+    # all ranks mean = sum of f mean_r and variance = sum of f (variance_r + (mean_r - mean)^2), in running_mean and
+    # running_var. Why is the mean of the variances too small? Look up: Module.modules, torch.distributed.all_reduce
 
 
 @torch.inference_mode()
@@ -219,4 +219,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/02_from_scratch.py, unchanged while this number fits: daf40ef2b09a
+# From solutions/02_from_scratch.py, unchanged while this number fits: 0b26ffa1585a

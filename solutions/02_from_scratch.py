@@ -86,7 +86,7 @@ def divide(global_batch, loads):
     # [starter]
     #: # TODO 1 Divide the batch in proportion to the loads. Shares are whole numbers that add up to the batch:
     #: # round down, then give the first ranks one image more each until none is left over. A rank with load 0
-    #: # takes none. Look up: int, sum, "virtual ranks" in the notebook
+    #: # takes none. Look up: int, sum, section 6 of the notebook
     #: return [global_batch] * len(loads)
     # [end]
 
@@ -114,7 +114,7 @@ def ring_all_reduce(flat, rank, world_size):
     # [starter]
     #: # TODO 4 Cut flat into a chunk a rank. In each of world_size - 1 steps send one chunk to the right, and add the
     #: # one that comes from the left to yours: every rank ends with one finished chunk. In as many steps pass those on.
-    #: # The notebook's figure shows which chunk when. Send and receive at the same time.
+    #: # The notebook's figure shows which when. Chunks are views: change them in place.
     #: # Look up: Tensor.tensor_split, torch.distributed.batch_isend_irecv, P2POp
     # [end]
 
@@ -139,9 +139,10 @@ def average_gradients(model, own, total, rank, world_size):
 
 @torch.no_grad()
 def combine_statistics(model, own, total):
-    """Give all ranks BatchNorm's running mean and variance over all images that the ranks have seen."""
+    """Give all ranks one running mean and variance for every BatchNorm, put together from those of the ranks."""
     # [step 6: BatchNorm's running statistics]
-    # A mean of variances is too small: it leaves out how far the ranks' means lie apart.
+    # A mean of variances is too small: it leaves out how far the ranks' means lie apart. (Running means have averaged
+    # part of that away already: the combined mean is exact, the variance only close where shares are large.)
     for layer in model.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             mean = layer.running_mean * (own / total)
@@ -151,9 +152,9 @@ def combine_statistics(model, own, total):
             layer.running_mean.copy_(mean)
             layer.running_var.copy_(variance)
     # [starter]
-    #: # TODO 6 BatchNorm on each rank has seen other images. With f = own / total of each rank, all together have
-    #: # mean = sum of f mean_r and variance = sum of f (variance_r + (mean_r - mean)^2). Compute both for each layer
-    #: # and copy them into running_mean and running_var. Look up: Module.modules, torch.distributed.all_reduce
+    #: # TODO 6 BatchNorm on each rank has seen other images. With f = own / total of each rank, give every layer on
+    #: # all ranks mean = sum of f mean_r and variance = sum of f (variance_r + (mean_r - mean)^2), in running_mean and
+    #: # running_var. Why is the mean of the variances too small? Look up: Module.modules, torch.distributed.all_reduce
     # [end]
 
 

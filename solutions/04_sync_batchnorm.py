@@ -110,8 +110,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
         mean = sum_of_values / count
         variance = (sum_of_squares / count - mean.square()).clamp(min=0)  # rounding may leave less than nothing
         # [starter]
-        #: # TODO 2 Compute mean and variance [C] over all ranks: add up the values, their squares and their number,
-        #: # in one tensor and with SumOverRanks. Why not the mean of the ranks' variances? Compute in float32, even if
+        #: # TODO 2 Compute mean and variance [C] over all ranks: add up the values, their squares and their number, in
+        #: # one tensor with SumOverRanks.apply. Why not the mean of the ranks' variances? Compute in float32, even if
         #: # the inputs are bfloat16. Look up: torch.cat, Tensor.split, Tensor.square
         #: pixels = inputs.float()
         #: mean, variance = pixels.mean((0, 2, 3)), pixels.var((0, 2, 3), unbiased=False)
