@@ -215,6 +215,8 @@ def why_not(tensor, op, algorithm):
         return "bool values cannot be added: convert the tensor to an integer dtype"
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         return f"the mean of {tensor.dtype} values is no {tensor.dtype}: sum them, and divide as floats"
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if tensor.numel() and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         return "the tensor repeats its memory (expand): all-reduce a clone of it"
     return None
