@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -18,7 +19,7 @@ from utils.collectives import ALGORITHMS, all_reduce
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-LAYOUTS = ["contiguous", "transposed", "strided", "channels last", "offset"]
+LAYOUTS = ["contiguous", "transposed", "strided", "channels last", "offset", "conjugated", "negated"]
 # How far a sum of a few numbers may be off, relative to the sum of their sizes.
 EPSILONS = {dtype: 8 * torch.finfo(dtype).eps for dtype in FLOATS}
 
@@ -36,6 +37,10 @@ def own_tensor(shape, dtype, layout, seed):
         return values.repeat_interleave(2, dim=-1)[..., ::2] if values.dim() else values
     if layout == "channels last":
         return values.to(memory_format=torch.channels_last) if values.dim() == 4 else values
+    if layout == "conjugated":
+        return values.conj()
+    if layout == "negated" and dtype in (torch.float32, torch.float64):
+        return torch.complex(values, values).conj().imag  # reads as -values
     if layout == "offset":
         return torch.cat([values.flatten()[:1], values.flatten()])[min(1, values.numel()) :].view(shape)
     return values
@@ -56,7 +61,7 @@ def reduced(algorithm, op, shape, dtype, layout, seed):
         expected /= dist.get_world_size()
     size = sum((part.to(wide).abs() for part in gathered), torch.zeros(shape))
     all_reduce(tensor, op, algorithm=algorithm)
-    return tensor.contiguous(), expected, size
+    return tensor.resolve_conj().resolve_neg().contiguous(), expected, size  # a pipe carries no such marks
 
 
 def check(results, dtype):
@@ -88,6 +93,15 @@ shapes = st.lists(st.integers(0, 6), max_size=5).map(tuple)
     layout=st.sampled_from(LAYOUTS),
     seed=st.integers(0, 9),
     world_size=st.integers(2, 4),
+)
+@example(
+    algorithm="tree",
+    op="sum",
+    shape=(1,),
+    dtype=torch.float32,
+    layout="negated",
+    seed=0,
+    world_size=3,
 )
 @example(
     algorithm="ring", op="mean", shape=(0, 6, 6, 0), dtype=torch.float32, layout="channels last", seed=0, world_size=2
@@ -217,14 +231,19 @@ def dying(algorithm, how):
     for step in itertools.count():
         if dist.get_rank() == 1 and step == 20:
             os.kill(os.getpid(), how)
-        all_reduce(torch.ones(100_000), algorithm=algorithm, group=group)
+        start = time.monotonic()
+        try:
+            all_reduce(torch.ones(100_000), algorithm=algorithm, group=group)
+        except RuntimeError:
+            return time.monotonic() - start
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_lost_rank_ends_the_others_with_an_error_inside_the_timeout(algorithm, how):
-    """A rank that is gone is noticed at once, one that stands still after the group's timeout."""
+    """A rank that stands still is noticed when the group's timeout is over, one that is gone no later."""
     with Ranks(3) as running:
         running.start(dying, algorithm, how)
-        for ok, told in running.outcomes(limit=20, of=(0, 2)):
-            assert not ok and "RuntimeError" in told, told
+        for ok, seconds in running.outcomes(limit=30, of=(0, 2)):
+            assert ok, seconds
+            assert seconds < 4 + 3, "after the timeout and what a slow machine needs"

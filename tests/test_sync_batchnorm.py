@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -203,7 +204,7 @@ def too_few(shape):
     ("shape", "told"),
     [
         ((1, CHANNELS), "more than one value a channel over all ranks"),
-        ((2, 3), r"BatchNorm of 5 channels takes \[N, 5, ...\] of 2 to 5 dimensions, not \[2, 3\]"),
+        ((2, 3), r"BatchNorm of 5 channels takes \[N, 5, ...\] of 2 to 5 dimensions, not \[[02], 3\]"),
         ((CHANNELS,), r"BatchNorm of 5 channels takes"),
     ],
     ids=str,
@@ -211,9 +212,8 @@ def too_few(shape):
 def test_impossible_inputs_are_refused(ranks_of, shape, told):
     running = ranks_of(2)
     running.start(too_few, shape)
-    ok, text = running.outcomes(limit=30)[0]
-    assert not ok and "UserError" in text
-    assert re.search(told, text)
+    for ok, text in running.outcomes(limit=30):
+        assert not ok and "UserError" in text and re.search(told, text)
 
 
 def test_conversion_keeps_parameters_buffers_names_and_mode():
@@ -276,7 +276,11 @@ def normalising(how):
     for step in itertools.count():
         if dist.get_rank() == 1 and step == 20:
             os.kill(os.getpid(), how)
-        norm(torch.randn(3, CHANNELS, requires_grad=True)).sum().backward()
+        start = time.monotonic()
+        try:
+            norm(torch.randn(3, CHANNELS, requires_grad=True)).sum().backward()
+        except RuntimeError as error:
+            return time.monotonic() - start, str(error)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +289,7 @@ def normalising(how):
 def test_a_lost_rank_ends_the_others_with_an_error_inside_the_timeout(how, told):
     with Ranks(3) as running:
         running.start(normalising, how)
-        texts = [text for ok, text in running.outcomes(limit=20, of=(0, 2)) if not ok]
-        assert len(texts) == 2 and all("RuntimeError" in text for text in texts)
-        assert any(told in text for text in texts), texts
+        outcomes = running.outcomes(limit=30, of=(0, 2))
+        assert all(ok for ok, _ in outcomes), outcomes
+        assert all(seconds < 4 + 3 for _, (seconds, _) in outcomes), "after the timeout and what a slow machine needs"
+        assert any(told in text for _, (_, text) in outcomes), outcomes

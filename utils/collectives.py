@@ -41,7 +41,7 @@ def all_reduce(tensor, op="sum", *, algorithm="ring", group=None, async_op=False
     order; with ``async_op`` the call returns at once, and the tensor must be left alone until ``wait``.
     It begins with a header from each rank to every other (on a GPU that is read back, and so waited for).
     Raises ``UserError`` on all ranks where they do not agree, and for bool tensors, means of integers and
-    tensors that overlap themselves; ``RuntimeError`` when a rank is lost or the group's timeout is over.
+    tensors that repeat their memory (expand); ``RuntimeError`` when a rank is lost or the group's timeout is over.
     """
     return AllReduce(tensor.detach(), op, algorithm, group, async_op)
 
@@ -78,12 +78,13 @@ class AllReduce:
         tensor, op, algorithm = self._call
         channel = self._channel
         try:
-            problem = why_not(tensor, op, algorithm)
+            problem = _why_not(tensor, op, algorithm)
             channel.agree(problem or f"{algorithm} {op} of {str(tensor.dtype)[6:]} {list(tensor.shape)}")
             if problem:
                 raise UserError(problem)
+            # What is sent is memory as it lies: a view that only reads as transposed, conjugated or negated is copied.
             is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-            flat = (tensor if is_plain else tensor.clone(memory_format=torch.contiguous_format).resolve_conj()).view(-1)
+            flat = (tensor if is_plain else tensor.clone(memory_format=torch.contiguous_format)).view(-1)
             ALGORITHMS[algorithm](flat, channel, channel.size if op == "mean" else None)
             if not is_plain:
                 tensor.copy_(flat.view(tensor.shape))
@@ -205,7 +206,7 @@ def _divide(tensor, divisor):
         tensor /= divisor
 
 
-def why_not(tensor, op, algorithm):
+def _why_not(tensor, op, algorithm):
     """Return why this cannot be all-reduced, or None."""
     if algorithm not in ALGORITHMS:
         return f"algorithm {algorithm!r} is unknown; choose one of {', '.join(ALGORITHMS)}"

@@ -211,7 +211,7 @@ class DataParallel(nn.Module):
 
     def _refuse_differences(self, shares):
         """Raise ``UserError`` on every rank where one was given another network or other shares than rank 0."""
-        own = {"shares": shares}
+        own = {"shares": str(shares)}
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             own[name] = f"{str(tensor.dtype)[6:]} {list(tensor.shape)}{'' if tensor.requires_grad else ' frozen'}"
         told = [None] * self.world_size

@@ -2,10 +2,9 @@
 
     rows = gather(vector)            # every rank's vector, a row a rank: [world size, len(vector)]
 
-A vector of a hundred numbers takes a nanosecond or two for each; what it waits for are threads and sockets.
-gloo hands a message through four threads, each of which has to be woken, and on a machine whose cores are
-all computing that takes up to a few milliseconds. Here a rank writes into memory, and the others look
-until they see it. (NCCL does the same between the GPUs of one machine.)
+gloo hands even the shortest message through several threads and a socket, and on a machine whose cores are all
+computing each of these may wait for its turn: milliseconds for a hundred numbers. Here a rank writes into
+memory, and the others look until they see it.
 
 Ranks on several machines, on a GPU or on processors that may reorder writes use the group's own all-gather.
 """
