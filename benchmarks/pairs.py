@@ -14,6 +14,7 @@ from utils import models, runs
 from utils.collectives import all_reduce
 from utils.data_parallel import DataParallel
 from utils.devices import use_bfloat16
+from utils.novograd import NovoGrad
 from utils.sync_batchnorm import convert_sync_batchnorm
 
 ROUNDS, STEPS = 15, 10
@@ -77,6 +78,19 @@ def ring():
 def sync_batchnorm():
     synchronised, plain = DistributedDataParallel(convert_sync_batchnorm(network())), DistributedDataParallel(network())
     return trainer(synchronised, 64), trainer(plain, 64), 1  # the ratio is one of times, so the sides are swapped
+
+
+def novograd():
+    from pytorch_optimizer import NovoGrad as TheirNovoGrad  # needed by this row alone, and slow to import
+
+    def stepper(make):
+        model = network()
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = make(model.parameters(), lr=1e-6, weight_decay=1e-3)
+        return lambda: [optimizer.step() for _ in range(50)]
+
+    return stepper(TheirNovoGrad), stepper(NovoGrad), 1
 
 
 def seconds(function):

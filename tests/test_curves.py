@@ -6,10 +6,13 @@ import sys
 import time
 
 import pytest
+import torch
 
-from utils.curves import CurveError, Settings, train, train_curves
+from utils.curves import CurveError, Settings, read_curve, train, train_curves
+from utils.data import load
 from utils.errors import UserError
 from utils.processes import family
+from utils.runs import COLUMNS, Record
 
 SHORT = {"epochs": 2, "train_images": 512, "model": "lenet", "precision": "float32"}
 
@@ -79,3 +82,64 @@ train_curves([Settings(data_dir={str(digits)!r}, epochs=1000) for _ in range(4)]
     process.send_signal(2)
     assert b"KeyboardInterrupt" in process.communicate(timeout=10)[1]
     assert not [member for member in members if member.is_running()]
+
+
+def test_the_rate_climbs_then_decays():
+    """Batch 512 of reference 32, linear: from 0.1 to 1.6 in the first ten of twenty steps an epoch."""
+    one = Settings(batch_size=512, base_lr=0.1, lr_scaling="linear", warmup_epochs=0.5)
+    rates = [one.rate_at(step, 20) for step in range(40)]
+    assert rates[0] == pytest.approx(0.1) and rates[5] == pytest.approx(0.85) and rates[10:] == [1.6] * 30
+    both = Settings(batch_size=512, base_lr=0.1, lr_scaling="linear", warmup_epochs=0.5, lr_decay=0.1)
+    for step, rate in enumerate(rates):
+        assert both.rate_at(step, 20) == pytest.approx(rate / (1 + 0.1 * step))
+    assert Settings(batch_size=16, base_lr=0.1, warmup_epochs=1).rate_at(0, 20) == 0.1  # smaller than the reference
+
+
+def test_novograd_trains_and_bad_settings_are_named_before_a_process_starts(digits):
+    (curve,) = train_curves([settings(digits, optimizer="novograd", base_lr=0.02, weight_decay=1e-3)], show=False)
+    assert curve.points[-1]["train_loss"] < curve.points[0]["train_loss"] < math.log(10)
+    for changes, told in (
+        ({"optimizer": "adamax"}, "choose sgd or novograd"),
+        ({"optimizer": "novograd", "base_lr": -1.0}, "lr is -1.0"),
+    ):
+        with pytest.raises(UserError, match=told):
+            train_curves([settings(digits, **changes)])
+    with pytest.raises(CurveError, match="batch_size 600 is more than the 512 training images"):
+        train_curves([settings(digits, batch_size=600)], show=False)
+
+
+def test_a_loss_that_is_not_finite_ends_the_curve(digits):
+    (curve,) = train_curves([settings(digits, base_lr=1e20, epochs=5)], show=False)
+    assert curve.diverged and len(curve.points) < 5
+    assert curve.points[-1]["samples"] < len(curve.points) * 512
+
+
+def test_the_classes_accuracies_make_up_that_of_all(digits):
+    (curve,) = train_curves([settings(digits)], show=False)
+    counts = load("digits", digits, "test").labels.bincount()
+    for point in curve.points:
+        together = (torch.tensor(point["class_accuracy"]) * counts).sum() / counts.sum()
+        assert together.item() == pytest.approx(point["val_accuracy"], abs=1e-6)
+
+
+def record(folder, losses):
+    run = Record(folder, {"batch_size": 64, "seed": 0}, world_size=2, effective_batch=128)
+    for number, loss in enumerate(losses, start=1):
+        numbers = dict.fromkeys(COLUMNS[1:], 0.0)
+        times = {"time_s": 2.0 * number, "epoch_time_s": 2.0, "images_per_s": 320.0}
+        run.epoch(torch.nn.Linear(1, 1), **numbers | times | {"train_loss": loss, "val_accuracy": 0.1 * number})
+    run._end("finished")
+
+
+def test_a_record_is_read_as_a_curve(tmp_path):
+    record(tmp_path / "good", [2.0, 1.0, 0.5])
+    curve = read_curve(tmp_path / "good")
+    assert [point["samples"] for point in curve.points] == [640, 1280, 1920]
+    assert [point["seconds"] for point in curve.points] == [2.0, 4.0, 6.0] and not curve.diverged
+    assert curve.settings["batch_size"] == 64 and curve.accuracy == pytest.approx(0.3)
+    assert curve.time_to(0.2) == 4.0 and curve.time_to(0.2, "epoch") == 2 and curve.time_to(0.9, "samples") == math.inf
+    for name, losses in (("worse", [2.0, 2.5]), ("nan", [2.0, math.nan])):
+        record(tmp_path / name, losses)
+        assert read_curve(tmp_path / name).diverged, name
+    with pytest.raises(UserError, match="holds no finished epoch"):
+        read_curve(tmp_path / "nothing")

@@ -19,7 +19,7 @@ FLOORS = [
     ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
     ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
     ["experiments", "cluster", "scaling", "curves"],
-    ["plots", "widgets", "progress", "claims", "environment"],
+    ["plots", "widgets", "progress", "claims", "environment", "recorded"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
 

@@ -16,16 +16,18 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from utils import models
+from utils import models, runs
 from utils import processes as system
 from utils.data import load
 from utils.devices import physical_cores, use_bfloat16
 from utils.errors import UserError
+from utils.novograd import NovoGrad
 from utils.virtual_ranks import convert_virtual_ranks
 
 
@@ -35,8 +37,9 @@ class Settings:
 
     The rate is ``base_lr`` for ``reference_batch`` images; ``lr_scaling`` (none, sqrt or linear)
     multiplies it by the factor batch_size / reference_batch or its root, and warm-up climbs step by step
-    from rate / factor to rate during ``warmup_epochs`` (Goyal et al. 2017). With ``ranks`` BatchNorm sees the
-    batch in as many equal shares, as on that many devices without synchronised statistics.
+    from rate / factor to rate during ``warmup_epochs`` (Goyal et al. 2017). ``optimizer`` is sgd, with
+    ``momentum``, or novograd, with ``betas``. With ``ranks`` BatchNorm sees the batch in as many equal shares,
+    as on that many devices without synchronised statistics.
     """
 
     dataset: str = "digits"
@@ -49,7 +52,11 @@ class Settings:
     reference_batch: int = 32
     lr_scaling: str = "none"
     warmup_epochs: float = 0.0
+    lr_decay: float = 0.0
+    optimizer: str = "sgd"
     momentum: float = 0.0
+    betas: tuple = (0.95, 0.98)
+    weight_decay: float = 0.0
     model: str = "wide-resnet-tiny"
     width: float = 1.0
     dropout: float = 0.01
@@ -67,14 +74,31 @@ class Settings:
             raise UserError(f"lr_scaling {self.lr_scaling!r} is unknown; choose one of {', '.join(scalings)}")
         return self.base_lr * scalings[self.lr_scaling]
 
+    def rate_at(self, step, steps_per_epoch):
+        """Return the learning rate of a step, counted from 0: warm-up, then rate / (1 + lr_decay x step)."""
+        warmup_steps = self.warmup_epochs * steps_per_epoch
+        climbed = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+        cold = self.rate() / max(1.0, self.factor())
+        return (cold + (self.rate() - cold) * climbed) / (1 + self.lr_decay * step)
+
+    def build_optimizer(self, parameters):
+        """Return the optimizer of ``parameters``."""
+        common = {"lr": self.rate(), "weight_decay": self.weight_decay}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, momentum=self.momentum, **common)
+        if self.optimizer == "novograd":
+            return NovoGrad(parameters, betas=tuple(self.betas), **common)
+        raise UserError(f"optimizer {self.optimizer!r} is unknown; choose sgd or novograd")
+
 
 @dataclass
 class Curve:
     """What training gave: a point an epoch, and whether the run diverged.
 
     Each point has ``epoch``, ``samples`` (images seen), ``seconds`` (training time so far, without
-    validation), ``train_loss`` and ``val_accuracy`` (0 to 1). A run has diverged when its loss is not
-    finite or ends above that of guessing, ln(classes).
+    validation), ``train_loss``, ``val_accuracy`` (0 to 1) and ``class_accuracy``, a list of one for each class.
+    A run has diverged when its loss is not finite, which ends it, or when an epoch's mean loss is more than
+    5 % above that of guessing, ln(classes): the network knows less than nothing.
     """
 
     settings: Settings
@@ -86,10 +110,31 @@ class Curve:
         """The last validation accuracy."""
         return self.points[-1]["val_accuracy"]
 
-    def time_to(self, accuracy):
-        """Return the training seconds after which ``accuracy`` was reached, or infinity."""
-        reached = (point["seconds"] for point in self.points if point["val_accuracy"] >= accuracy)
+    def time_to(self, accuracy, key="seconds"):
+        """Return the training seconds after which ``accuracy`` was reached, or infinity.
+
+        ``key`` names another count: ``epoch`` or ``samples``.
+        """
+        reached = (point[key] for point in self.points if point["val_accuracy"] >= accuracy)
         return next(reached, math.inf)
+
+
+def read_curve(run_dir):
+    """Return the ``Curve`` of a training script's record; its ``settings`` are the mapping of ``config.json``.
+
+    A run counts as diverged when its training loss is not finite, or higher in its last epoch than in its
+    first. Raises ``UserError`` where no epoch was recorded.
+    """
+    rows = runs.read_metrics(run_dir)
+    if not rows:
+        raise UserError(f"{run_dir} holds no finished epoch: run a training script with --run-dir {run_dir}")
+    curve, samples = Curve(runs.read_json(Path(run_dir) / "config.json")), 0.0
+    for row in rows:
+        samples += row["images_per_s"] * row["epoch_time_s"]
+        point = {name: row[name] for name in ("epoch", "train_loss", "val_accuracy")}
+        curve.points.append(point | {"samples": round(samples), "seconds": row["time_s"]})
+    curve.diverged = not rows[-1]["train_loss"] <= rows[0]["train_loss"]
+    return curve
 
 
 class CurveError(Exception):
@@ -105,7 +150,7 @@ def train_curves(settings, show=True):
     settings = list(settings)
     curves = [Curve(one) for one in settings]
     for one in settings:
-        one.rate()
+        one.build_optimizer([torch.zeros(1)])  # bad settings are named before any process starts
     todo = queue.SimpleQueue()
     for curve in curves:
         todo.put(curve)
@@ -162,21 +207,19 @@ def train(settings):
     model = models.build(settings.model, channels, classes, width=settings.width, dropout=settings.dropout)
     if settings.ranks > 1:
         model = convert_virtual_ranks(model, settings.ranks)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate(), momentum=settings.momentum)
+    optimizer = settings.build_optimizer(model.parameters())
     steps = len(train_set) // settings.batch_size
-    warmup = settings.warmup_epochs * steps
+    if steps == 0:
+        raise UserError(f"batch_size {settings.batch_size} is more than the {len(train_set)} training images")
     shuffling = torch.Generator().manual_seed(settings.seed)
     bfloat16 = use_bfloat16(settings.precision, "cpu")
-    seconds, loss_mean = 0.0, math.nan
+    seconds, diverged = 0.0, False
     for epoch in range(1, settings.epochs + 1):
         model.train()
         start, losses = time.perf_counter(), []
         order = torch.randperm(len(train_set), generator=shuffling)
         for step, chosen in enumerate(order[: steps * settings.batch_size].split(settings.batch_size)):
-            if warmup:
-                climbed = min(1.0, ((epoch - 1) * steps + step) / warmup)
-                cold = settings.rate() / settings.factor()
-                optimizer.param_groups[0]["lr"] = cold + (settings.rate() - cold) * climbed
+            optimizer.param_groups[0]["lr"] = settings.rate_at((epoch - 1) * steps + step, steps)
             images, labels = train_set.__getitems__(chosen)
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
                 loss = F.cross_entropy(model(images), labels)
@@ -184,24 +227,34 @@ def train(settings):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                break
         seconds += time.perf_counter() - start
         loss_mean = sum(losses) / len(losses)
+        accuracy, class_accuracy = _accuracy(model, test_set, bfloat16)
         yield {
             "epoch": epoch,
-            "samples": epoch * steps * settings.batch_size,
+            "samples": ((epoch - 1) * steps + len(losses)) * settings.batch_size,
             "seconds": seconds,
             "train_loss": loss_mean,
-            "val_accuracy": _accuracy(model, test_set, bfloat16),
+            "val_accuracy": accuracy,
+            "class_accuracy": class_accuracy,
         }
-    yield {"done": True, "diverged": not loss_mean <= math.log(classes)}
+        diverged = diverged or not loss_mean <= 1.05 * math.log(classes)
+        if not math.isfinite(loss_mean):
+            break
+    yield {"done": True, "diverged": diverged}
 
 
 @torch.inference_mode()
 def _accuracy(model, test_set, bfloat16):
+    """Return the accuracy over all test images, and a list of that of each class."""
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
         logits = torch.cat([model(images) for images in test_set.images.split(500)])
-    return (logits.argmax(1) == test_set.labels).float().mean().item()
+    correct = (logits.argmax(1) == test_set.labels).double()
+    by_class = [correct[test_set.labels == number].mean().item() for number in range(len(test_set.classes))]
+    return correct.mean().item(), by_class
 
 
 def main():

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import NullFormatter
 
+from utils.curves import read_curve
+
 # Okabe and Ito's colours, told apart with every kind of colour vision; line styles serve greyscale.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-")
@@ -121,7 +123,7 @@ def curves_figure(curves, label, *, target=None, against=("seconds", "samples"),
     ``label`` names a curve; curves of one name share colour and style (they differ by seed). Diverged
     curves end in a cross.
     """
-    figure, panes = axes(len(against))
+    figure, panes = axes(len(against), width=11.0 if len(against) > 1 else 9.0)
     names = list(dict.fromkeys(map(label, curves)))
     words = {"seconds": ("training time (s)", "against time"), "samples": ("images seen", "against images seen")}
     for pane, key in zip(panes, against, strict=True):
@@ -136,7 +138,42 @@ def curves_figure(curves, label, *, target=None, against=("seconds", "samples"),
         if target is not None:
             pane.axhline(target, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
         pane.set(xlabel=words[key][0], ylabel="validation accuracy", title=words[key][1], ylim=(0, 1))
-    panes[0].legend()
+    if any(curve.diverged for curve in curves):
+        look = {"linestyle": "", "marker": "x", "markersize": 9, "markeredgewidth": 3, "color": "#cc3311"}
+        panes[0].plot([], [], label="diverged", **look)
+    figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+    return Picture(figure, alt)
+
+
+def overlay(run_dirs, *, target=None):
+    """Draw the records of several runs in one figure, each named by the settings in which they differ."""
+    curves = [read_curve(run_dir) for run_dir in run_dirs]
+    names = sorted(set().union(*(curve.settings for curve in curves)))
+    differing = [name for name in names if len({str(curve.settings.get(name)) for curve in curves}) > 1]
+
+    def label(curve):
+        return ", ".join(f"{name.replace('_', ' ')} {curve.settings.get(name)}" for name in differing) or "all runs"
+
+    ends = "; ".join(f"{label(curve)}: {curve.accuracy:.3f}" for curve in curves)
+    return curves_figure(curves, label, target=target, alt=f"Accuracy of {len(curves)} runs, at the end {ends}.")
+
+
+def bars(series, names, *, ylabel, title, alt, spread=None):
+    """Draw a group of bars for each of ``names``, a bar for each of ``series`` (label to heights).
+
+    ``spread`` gives a label's lowest and highest values, drawn as a line over each bar.
+    """
+    figure, (pane,) = axes()
+    width = 0.8 / len(series)
+    for number, (label, heights) in enumerate(series.items()):
+        places = [at + (number - (len(series) - 1) / 2) * width for at in range(len(names))]
+        look = {"color": COLOURS[number], "hatch": ("", "//", "..", "xx")[number % 4], "edgecolor": "white"}
+        pane.bar(places, heights, width, label=label, **look)
+        if spread:
+            pane.vlines(places, *spread[label], color="#333333", linewidth=1.5)
+    pane.set(xticks=range(len(names)), ylabel=ylabel, title=title)
+    pane.set_xticklabels(names)
+    figure.legend(*pane.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
     return Picture(figure, alt)
 
 

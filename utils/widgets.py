@@ -1,4 +1,4 @@
-"""Live panels for notebooks: a training run as it goes, with a button that stops it."""
+"""Live parts of notebooks: a training run as it goes, with a button that stops it, and figures with sliders."""
 
 import threading
 import time
@@ -98,3 +98,28 @@ def watch(run, title=""):
     if run.run_dir is None:
         raise ValueError("a panel needs the run's record: launch it with run_dir=…")
     return RunPanel(run, title)
+
+
+def explore(draw, **sliders):
+    """Show a figure under sliders: ``draw(**values)`` returns a ``Picture`` and is called anew when one moves.
+
+    ``sliders`` maps each name to (lowest, highest, start). Returns the widget.
+    """
+    style = {"description_width": "8em"}
+    controls = {
+        name: widgets.FloatSlider(
+            value=start, min=low, max=high, step=(high - low) / 50, description=name.replace("_", " "), style=style
+        )
+        for name, (low, high, start) in sliders.items()
+    }
+    picture = widgets.HTML()
+
+    def redraw(_change=None):
+        drawn = draw(**{name: control.value for name, control in controls.items()})
+        picture.value = drawn._repr_mimebundle_()["text/html"]
+
+    for control in controls.values():
+        control.continuous_update = False  # a drag draws once, where it ends
+        control.observe(redraw, "value")
+    redraw()
+    return widgets.VBox([*controls.values(), picture])

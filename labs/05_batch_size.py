@@ -1,0 +1,232 @@
+"""Lab 05: make this script say what a run costs, and where the time goes.
+
+    torchrun --standalone --nproc-per-node 2 labs/05_batch_size.py --epochs 1 --profile-steps 5
+
+This is the finished script of chapter 04; its SyncBatchNorm comes from utils. Four TODOs divide the time of a
+step into computing, waiting and communicating, and add up the devices' time. Run the script after each, on one
+process and on two. The record of the run goes to --run-dir.
+"""
+
+import argparse
+import os
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
+
+from utils import devices, models, runs
+from utils.augment import AUGMENTATIONS, augment
+from utils.data import load, prepare, whole_batch
+from utils.errors import UserError, one_line_errors
+from utils.sync_batchnorm import convert_sync_batchnorm
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
+    add("--data-dir", default="data", help="where prepared datasets lie")
+    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
+    add("--train-images", type=int, help="train on the first so many images only")
+    add("--epochs", type=int, default=20, help="at most so many")
+    add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--base-lr", type=float, default=0.05, help="learning rate")
+    add("--momentum", type=float, default=0.9)
+    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
+    add("--patience", type=int, default=2, help="... in so many epochs in a row")
+    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
+    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
+    add("--dropout", type=float, default=0.01)
+    add("--augment", choices=AUGMENTATIONS, default="none")
+    add("--sync-batchnorm", action="store_true", help="BatchNorm over the images of all processes")
+    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
+    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
+    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
+    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(), vars(parser.parse_args([]))
+
+
+@torch.inference_mode()
+def evaluate(model, test, device, rank, world_size):
+    """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
+    # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
+    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
+    # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    own_images, own_labels = test.images[rank::world_size], test.labels[rank::world_size]
+    for images, labels in zip(own_images.split(500), own_labels.split(500), strict=True):
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        correct = (logits.argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
+    dist.all_reduce(sums)
+    loss, correct, count = sums.tolist()
+    return loss / count, correct / count
+
+
+def profile(parallel, images, labels, bfloat16, steps):
+    """Return the milliseconds of a forward and backward pass that this rank computes, waits and communicates."""
+
+    def milliseconds(communicating):
+        # TODO 1 Return the milliseconds that a step takes: start all ranks together, take `steps` times forward and
+        # backward with bfloat16 as in training, without the optimizer, and divide. DDP communicates in backward,
+        # unless all of the step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
+        return 0.0
+
+    parallel.train()
+    milliseconds(communicating=True)  # the first steps pay for the start
+    # TODO 2 A rank computes as long as its step takes without communication. Nobody ends a step before the slowest
+    # has computed: how long does this rank wait? Look up: torch.distributed.all_reduce, ReduceOp.MAX
+    own, waiting = milliseconds(communicating=False), 0.0
+    # TODO 3 What of a step with communication is left, for the slowest rank, when computing and waiting are taken
+    # away? It may be less than the messages take: why? Look up: "overlap" in the notes on DistributedDataParallel
+    communicating = 0.0
+    return {"computing": own, "waiting": waiting, "communicating": communicating}
+
+
+def main():
+    args, defaults = parse_args()
+
+    # torchrun starts this file once for each rank and puts the numbers into the environment.
+    if "RANK" not in os.environ:
+        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
+    device, backend = devices.choose_device(
+        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=args.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    bfloat16 = devices.use_bfloat16(args.precision, device)
+
+    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
+    # in a group of their own, because a download may take longer than --timeout.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    if local_rank == 0:
+        prepare(args.dataset, args.data_dir)
+    dist.barrier(patient)
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+
+    # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
+    # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.
+    sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
+    if len(loader) == 0:
+        raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
+
+    torch.manual_seed(args.seed)
+    channels, classes = train.images.shape[1], len(train.classes)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout)
+    if args.sync_batchnorm:
+        model = convert_sync_batchnorm(model)  # before the optimizer and the wrapper take hold of the parameters
+    model.to(device)
+
+    # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
+    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
+    augmenting = torch.Generator(device).manual_seed(args.seed + rank)
+
+    record = None
+    if rank == 0:
+        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+        effective_batch = world_size * args.batch_size
+        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+
+    training_time, epochs_at_target = 0.0, 0
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        parallel.train()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        dist.barrier()  # rank 0 was busy with the record: let all start the clock together
+        start = time.perf_counter()
+        steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
+        for images, labels in steps:
+            images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                logits = parallel(images)
+                loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        dist.all_reduce(sums)
+        epoch_time = seconds.item()
+        loss_sum, correct, count = sums.tolist()
+        training_time += epoch_time
+
+        val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
+
+        # Every rank holds the reduced accuracy, so every rank decides alike. Were it each one's own, one
+        # would leave the loop while the others wait for it in their next all-reduce.
+        at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        epochs_at_target = epochs_at_target + 1 if at_target else 0
+        done = epochs_at_target == args.patience
+
+        row = {
+            "time_s": training_time,
+            "epoch_time_s": epoch_time,
+            "images_per_s": count / epoch_time,
+            "lr": optimizer.param_groups[0]["lr"],
+            "train_loss": loss_sum / count,
+            "train_accuracy": correct / count,
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+        }
+        if rank == 0:
+            record.epoch(model, target_reached=done, **row)
+            print(
+                f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+                f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+            )
+        if done:
+            break
+
+    # TODO 4 What did the run cost? Count the seconds of all devices together; the rent is paid for each of them.
+    # Look up: "GPU-hours" in the price list of any cloud
+    device_seconds = training_time
+    if rank == 0:
+        record.summary["device_seconds"] = device_seconds
+        print(f"{world_size} x {training_time:.1f} s of training")
+    if args.profile_steps:
+        images, labels = next(iter(loader))
+        step_ms = profile(parallel, images.to(device), labels.to(device), bfloat16, args.profile_steps)
+        if rank == 0:
+            record.summary["step_ms"] = step_ms
+            print("a step on rank 0: " + ", ".join(f"{ms:.1f} ms {name}" for name, ms in step_ms.items()))
+    runs.finish(record)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()
+# From solutions/05_batch_size.py, unchanged while this number fits: 66186ec91377

@@ -1,0 +1,283 @@
+# [solution]
+"""Train one network on many processes, with a learning rate that warms up.
+
+    torchrun --standalone --nproc-per-node 2 solutions/08_warmup.py --batch-size 256 --lr-scaling linear \\
+        --warmup-epochs 2
+
+This is the script of chapter 07. During the first epochs the rate climbs step by step from the one for the
+reference batch to the full one (Goyal et al. 2017). The record of the run goes to --run-dir.
+"""
+# [starter]
+#: """Lab 08: warm the learning rate up.
+#:
+#:     torchrun --standalone --nproc-per-node 2 labs/08_warmup.py --batch-size 256 --lr-scaling linear --epochs 3
+#:
+#: This is the finished script of chapter 07; momentum is PyTorch's. Two TODOs let the rate climb to its full size
+#: during --warmup-epochs. The record of the run goes to --run-dir.
+#: """
+# [end]
+
+import argparse
+import os
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from tqdm import tqdm
+
+from utils import devices, models, runs
+from utils.augment import AUGMENTATIONS, augment
+from utils.data import load, prepare, whole_batch
+from utils.errors import UserError, one_line_errors
+from utils.sync_batchnorm import convert_sync_batchnorm
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
+    add("--data-dir", default="data", help="where prepared datasets lie")
+    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
+    add("--train-images", type=int, help="train on the first so many images only")
+    add("--epochs", type=int, default=20, help="at most so many")
+    add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--base-lr", type=float, default=0.05, help="learning rate for --reference-batch images")
+    add("--reference-batch", type=int, default=32, help="effective batch that --base-lr is meant for")
+    add("--lr-scaling", choices=("none", "sqrt", "linear"), default="none", help="how the rate follows the batch")
+    add("--warmup-epochs", type=float, default=0.0, help="epochs during which the rate climbs to its full size")
+    add("--momentum", type=float, default=0.9)
+    add("--lr-decay", type=float, default=0.0, help="divide the rate by 1 + decay x step")
+    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
+    add("--patience", type=int, default=2, help="... in so many epochs in a row")
+    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
+    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
+    add("--dropout", type=float, default=0.01)
+    add("--augment", choices=AUGMENTATIONS, default="none")
+    add("--sync-batchnorm", action="store_true", help="BatchNorm over the images of all processes")
+    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
+    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
+    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
+    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(), vars(parser.parse_args([]))
+
+
+@torch.inference_mode()
+def evaluate(model, test, device, rank, world_size):
+    """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
+    # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
+    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
+    # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+    own_images, own_labels = test.images[rank::world_size], test.labels[rank::world_size]
+    for images, labels in zip(own_images.split(500), own_labels.split(500), strict=True):
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        correct = (logits.argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
+    dist.all_reduce(sums)
+    loss, correct, count = sums.tolist()
+    return loss / count, correct / count
+
+
+def profile(parallel, images, labels, bfloat16, steps):
+    """Return the milliseconds of a forward and backward pass that this rank computes, waits and communicates."""
+
+    def milliseconds(communicating):
+        # Outside no_sync, backward averages the gradients of all ranks; inside it, each rank works for itself.
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            with nullcontext() if communicating else parallel.no_sync():
+                with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
+                    loss = F.cross_entropy(parallel(images), labels)
+                loss.backward()
+        if images.device.type == "cuda":
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - start) / steps
+
+    parallel.train()
+    milliseconds(communicating=True)  # the first steps pay for the start
+    # Alone each rank takes its own time. Together they take the slowest one's, so the faster ones wait.
+    own = milliseconds(communicating=False)
+    slowest = torch.tensor(own, dtype=torch.float64, device=images.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    waiting = slowest.item() - own
+    # What runs while backward still computes costs nothing; this is the part that is left over.
+    together = torch.tensor(milliseconds(communicating=True), dtype=torch.float64, device=images.device)
+    dist.all_reduce(together, op=dist.ReduceOp.MAX)
+    communicating = together.item() - own - waiting
+    return {"computing": own, "waiting": waiting, "communicating": communicating}
+
+
+def main():
+    args, defaults = parse_args()
+
+    # torchrun starts this file once for each rank and puts the numbers into the environment.
+    if "RANK" not in os.environ:
+        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
+    device, backend = devices.choose_device(
+        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=args.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    bfloat16 = devices.use_bfloat16(args.precision, device)
+
+    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
+    # in a group of their own, because a download may take longer than --timeout.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    if local_rank == 0:
+        prepare(args.dataset, args.data_dir)
+    dist.barrier(patient)
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+
+    # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
+    # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.
+    sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
+    if len(loader) == 0:
+        raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
+
+    torch.manual_seed(args.seed)
+    channels, classes = train.images.shape[1], len(train.classes)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout)
+    if args.sync_batchnorm:
+        model = convert_sync_batchnorm(model)  # before the optimizer and the wrapper take hold of the parameters
+    model.to(device)
+
+    # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
+    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
+    effective_batch = world_size * args.batch_size
+    # What counts is how many images a step averages over, not how many processes hold them.
+    factor = effective_batch / args.reference_batch
+    rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=rate, momentum=args.momentum)
+
+    # [step 1: as far as warm-up has climbed]
+    warmup_steps = args.warmup_epochs * len(loader)
+
+    def warmed(step):
+        """Return the part of the full rate that a step gets: from 1 / factor on, evenly up to 1."""
+        climbed = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+        cold = 1 / max(1.0, factor)
+        return cold + (1 - cold) * climbed
+
+    # [starter]
+    #: # TODO 1 Return the part of the full rate for a step, counted from 0: 1 / factor at first, 1 from the end of
+    #: # --warmup-epochs on, evenly climbing between. How many steps has an epoch? A factor below 1 needs no warm-up.
+    #: # Look up: len(loader), section 2.2 of Goyal et al. 2017
+    #: def warmed(step):
+    #:     return 1.0
+    #:
+    # [end]
+    # [step 2: warm-up and decay together]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed(step) / (1 + args.lr_decay * step))
+    # [starter]
+    #: # TODO 2 The schedule knows the decay only: multiply it by what warm-up says.
+    #: # Look up: torch.optim.lr_scheduler.LambdaLR
+    #: schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + args.lr_decay * step))
+    # [end]
+    augmenting = torch.Generator(device).manual_seed(args.seed + rank)
+
+    record = None
+    if rank == 0:
+        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+
+    training_time, epochs_at_target = 0.0, 0
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        parallel.train()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+        dist.barrier()  # rank 0 was busy with the record: let all start the clock together
+        start = time.perf_counter()
+        steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
+        for images, labels in steps:
+            images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                logits = parallel(images)
+                loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            correct = (logits.argmax(dim=1) == labels).sum()
+            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        dist.all_reduce(sums)
+        epoch_time = seconds.item()
+        loss_sum, correct, count = sums.tolist()
+        training_time += epoch_time
+
+        val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
+
+        # Every rank holds the reduced accuracy, so every rank decides alike. Were it each one's own, one
+        # would leave the loop while the others wait for it in their next all-reduce.
+        at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
+        epochs_at_target = epochs_at_target + 1 if at_target else 0
+        done = epochs_at_target == args.patience
+
+        row = {
+            "time_s": training_time,
+            "epoch_time_s": epoch_time,
+            "images_per_s": count / epoch_time,
+            "lr": optimizer.param_groups[0]["lr"],
+            "train_loss": loss_sum / count,
+            "train_accuracy": correct / count,
+            "val_loss": val_loss,
+            "val_accuracy": val_accuracy,
+        }
+        if rank == 0:
+            record.epoch(model, target_reached=done, **row)
+            print(
+                f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
+                f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
+            )
+        if done:
+            break
+
+    # A device that waits is paid for, too: the cost is the time of the run times the devices that it held.
+    device_seconds = world_size * training_time
+    if rank == 0:
+        record.summary["device_seconds"] = device_seconds
+        print(f"{world_size} x {training_time:.1f} s of training")
+    if args.profile_steps:
+        images, labels = next(iter(loader))
+        step_ms = profile(parallel, images.to(device), labels.to(device), bfloat16, args.profile_steps)
+        if rank == 0:
+            record.summary["step_ms"] = step_ms
+            print("a step on rank 0: " + ", ".join(f"{ms:.1f} ms {name}" for name, ms in step_ms.items()))
+    runs.finish(record)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

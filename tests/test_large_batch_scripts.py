@@ -1,0 +1,125 @@
+"""Chapters 05 to 09: each script takes the steps of the one before, and N processes take those of one."""
+
+import importlib
+import json
+
+import pytest
+import torch
+from conftest import ROOT, TINY
+
+from utils.launch import RunError
+from utils.novograd import NovoGrad
+from utils.runs import read_metrics
+
+SCRIPTS = {path.stem[:2]: path for path in sorted((ROOT / "solutions").glob("0[5-9]_*.py"))}
+SHORT = (*TINY, "--train-images", 640)  # ten steps of 64 images
+# What each lab adds. Without it, it is the script before; with it, N processes must still take the steps of one.
+ADDED = {
+    "05": ("--profile-steps", 1),
+    "06": ("--lr-scaling", "linear"),
+    "07": ("--lr-scaling", "sqrt", "--lr-decay", 0.1, "--momentum", 0.5),
+    "08": ("--lr-scaling", "linear", "--lr-decay", 0.1, "--warmup-epochs", 0.5),
+    "09": ("--optimizer", "novograd", "--base-lr", 0.003, "--weight-decay", 0.01, "--warmup-epochs", 0.5),
+}
+
+
+@pytest.fixture
+def train(torchrun, digits, tmp_path):
+    """Train and return the weights, the rows of the metrics and the summary."""
+    count = iter(range(100))
+
+    def run(script, processes, *args):
+        folder = tmp_path / f"run{next(count)}"
+        torchrun(script, "--data-dir", digits, *SHORT, *args, processes=processes, run_dir=folder).result(timeout=120)
+        summary = json.loads((folder / "summary.json").read_text())
+        return torch.load(folder / "model.pt", weights_only=True), read_metrics(folder), summary
+
+    return run
+
+
+def largest_difference(first, second):
+    assert first.keys() == second.keys()
+    return max((first[name].double() - second[name].double()).abs().max().item() for name in first)
+
+
+@pytest.mark.parametrize("chapter", ADDED)
+def test_n_processes_take_the_steps_of_one_with_what_the_lab_adds(chapter, train):
+    alone, (row,), _ = train(SCRIPTS[chapter], 1, *ADDED[chapter], "--batch-size", 64)
+    apart, (own_row,), summary = train(SCRIPTS[chapter], 2, *ADDED[chapter], "--batch-size", 32)
+    assert largest_difference(alone, apart) < 1e-4  # rates here are up to ten times those of chapter 03
+    assert own_row["lr"] == pytest.approx(row["lr"]) and summary["effective_batch"] == 64
+
+
+def test_without_what_it_adds_each_script_is_the_one_before(train):
+    first, *others = (train(SCRIPTS[chapter], 2, "--batch-size", 32)[0] for chapter in ADDED)
+    for chapter, other in zip(list(ADDED)[1:], others, strict=True):
+        assert largest_difference(first, other) < 1e-6, chapter
+
+
+def test_the_profile_divides_a_step_and_the_cost_counts_all_devices(train):
+    _, (row,), summary = train(SCRIPTS["05"], 2, "--batch-size", 32, "--profile-steps", 3)
+    parts = summary["step_ms"]
+    assert list(parts) == ["computing", "waiting", "communicating"]
+    assert parts["computing"] > 0 and parts["waiting"] >= 0
+    assert summary["device_seconds"] == pytest.approx(2 * row["time_s"])
+    _, _, summary = train(SCRIPTS["05"], 1, "--profile-steps", 3)
+    assert summary["step_ms"]["waiting"] == 0  # for whom?
+
+
+def test_a_profile_leaves_the_saved_weights_alone(train):
+    plain, _, _ = train(SCRIPTS["05"], 2, "--batch-size", 32)
+    profiled, _, _ = train(SCRIPTS["05"], 2, "--batch-size", 32, "--profile-steps", 3)
+    assert largest_difference(plain, profiled) == 0
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rate"), [("none", 0.01), ("sqrt", 0.01 * 8**0.5), ("linear", 0.08)], ids=["none", "sqrt", "linear"]
+)
+def test_the_rate_follows_the_effective_batch(scaling, rate, train):
+    """128 images are 8 reference batches of 16, whoever holds them."""
+    args = ("--base-lr", 0.01, "--reference-batch", 16, "--lr-scaling", scaling)
+    for processes in (1, 2):
+        _, (row,), _ = train(SCRIPTS["06"], processes, *args, "--batch-size", 128 // processes)
+        assert row["lr"] == pytest.approx(rate)
+
+
+def test_the_rate_decays_and_warms_up_step_by_step(train):
+    """Ten steps of 64: the rate written down after an epoch is that of the step to come, the tenth."""
+    args = ("--base-lr", 0.01, "--batch-size", 64, "--lr-scaling", "linear", "--epochs", 3)
+    _, rows, _ = train(SCRIPTS["07"], 1, *args, "--lr-decay", 0.1)
+    assert [row["lr"] for row in rows] == pytest.approx([0.02 / 2, 0.02 / 3, 0.02 / 4])
+    _, rows, _ = train(SCRIPTS["08"], 1, *args, "--warmup-epochs", 2)
+    assert [row["lr"] for row in rows] == pytest.approx([0.015, 0.02, 0.02])  # from 0.01, half way, there
+    _, rows, _ = train(SCRIPTS["08"], 1, *args, "--warmup-epochs", 2, "--lr-decay", 0.1)
+    assert [row["lr"] for row in rows] == pytest.approx([0.015 / 2, 0.02 / 3, 0.02 / 4])
+    _, rows, _ = train(SCRIPTS["08"], 1, *args, "--warmup-epochs", 2, "--reference-batch", 128)
+    assert [row["lr"] for row in rows] == pytest.approx([0.005] * 3)  # below the reference nothing warms up
+
+
+def random_steps(make, steps=6):
+    made = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=made)) for shape in ((5, 3), (7,))]
+    optimizer = make(parameters)
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=made)
+        optimizer.step()
+    return parameters
+
+
+def test_the_optimizers_of_the_labs_are_those_of_torch_and_of_utils():
+    by_hand = importlib.import_module("solutions.07_momentum").SGD
+    novograd = importlib.import_module("solutions.09_novograd").NovoGrad
+    options = {"lr": 0.1, "betas": (0.95, 0.98), "weight_decay": 0.01}
+    for one, other in (
+        (lambda weights: by_hand(weights, 0.1, 0.9), lambda weights: torch.optim.SGD(weights, 0.1, 0.9)),
+        (lambda weights: novograd(weights, **options), lambda weights: NovoGrad(weights, **options)),
+    ):
+        for found, expected in zip(random_steps(one), random_steps(other), strict=True):
+            assert (found - expected).abs().max() < 1e-5
+
+
+def test_a_batch_that_no_process_can_fill_ends_in_one_line(train):
+    with pytest.raises(RunError, match="--batch-size 641 is more than a process has images") as error:
+        train(SCRIPTS["09"], 1, "--batch-size", 641)
+    assert "Traceback" not in str(error.value)
