@@ -69,29 +69,29 @@ STUDIES = {
         target=0.75,
     ),
     "08_warmup": Study(
-        "cold start and warm-up at batch 512 and rate 1.2, Fashion-MNIST, 12,000 images, three epochs, seeds 0 to 2",
+        "cold start and warm-up at batch 512 and rate 1.2, Fashion-MNIST, 24,000 images, three epochs, seeds 0 to 2",
         [{"warmup_epochs": epochs} for epochs in (0, 1.5)],
-        {"batch_size": 512, "base_lr": 0.075, "lr_scaling": "linear", "momentum": 0.9, "train_images": 12_000},
+        {"batch_size": 512, "base_lr": 0.075, "lr_scaling": "linear", "momentum": 0.9, "train_images": 24_000},
         "warm-up {warmup_epochs} epochs",
         "Fashion-MNIST: the runs with warm-up climb, the cold ones stay low.",
     ),
     "09_novograd": Study(
-        "SGD and NovoGrad at batch 1,024, LeNet, Fashion-MNIST, 12,000 images, eight epochs, seeds 0 to 2",
+        "SGD and NovoGrad at batch 2,048, LeNet, Fashion-MNIST, 12,000 images, eight epochs, seeds 0 to 2",
         [
-            {"optimizer": name, "base_lr": rate / 32}
-            for name, rates in {"sgd": (0.1, 0.2, 0.4), "novograd": (0.02, 0.05, 0.1)}.items()
+            {"optimizer": name, "base_lr": rate / 64}
+            for name, rates in {"sgd": (0.025, 0.05, 0.1), "novograd": (0.01, 0.02, 0.05)}.items()
             for rate in rates
         ],
         {
             "model": "lenet",
-            "batch_size": 1024,
+            "batch_size": 2048,
             "lr_scaling": "linear",
             "warmup_epochs": 1,
             "momentum": 0.9,
             "train_images": 12_000,
             "epochs": 8,
         },
-        "{optimizer}, base {base_lr:.4f}",
+        "{optimizer}, base rate {base_lr:.5f}",
         "Fashion-MNIST: NovoGrad's curves rise sooner and end higher than those of SGD.",
     ),
 }
@@ -125,7 +125,7 @@ def record_study(name, command):
 
 def record_resnets(name, command):
     """Train ResNet-18 of full width on one process and on two, with twice the batch and rate."""
-    images, epochs = 6_000, 4
+    images, epochs = 3_072, 4
     same = ("--model", "resnet18", "--dataset", "fashion-mnist", "--train-images", images, "--epochs", epochs)
     trained, rows = {}, []
     for label, (processes, batch, rate) in RESNETS.items():

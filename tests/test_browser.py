@@ -90,6 +90,25 @@ def test_a_choice_is_kept(open_notebook):
     area.get_by_text("kept: leaves the landscape").wait_for(timeout=10_000)
 
 
+def test_a_figure_follows_its_slider(open_notebook):
+    notebook = open_notebook("07_momentum")
+    notebook.run_cells(0, 5)
+    figure = notebook.page.locator(".widget-vbox img")
+    figure.wait_for(timeout=30_000)
+    first = figure.get_attribute("alt")
+    assert "rate 0.90, momentum 0.00 ends at loss" in first
+    handle = notebook.page.locator(".widget-slider .noUi-handle").first
+    handle.scroll_into_view_if_needed()
+    handle.focus()
+    handle.press("ArrowRight")
+    notebook.page.wait_for_function(
+        "(first) => document.querySelector('.widget-vbox img').alt !== first", arg=first, timeout=15_000
+    )
+    assert "rate 0.96, momentum 0.00" in figure.get_attribute("alt")
+    if PICTURES:
+        notebook.page.locator(".widget-vbox").last.screenshot(path=PICTURES / "sliders.png")
+
+
 def training_processes(lab):
     """Return the ranks that train below the server's kernels."""
     return [one for one in family(lab._server.pid) if "runs/long" in " ".join(safe_command(one))]

@@ -10,6 +10,8 @@ from PIL import Image
 
 from utils import plots
 from utils.curves import Curve, Settings
+from utils.errors import UserError
+from utils.runs import COLUMNS, write_json
 
 ROW = {"train_loss": 1.0, "val_loss": 1.2, "train_accuracy": 0.6, "val_accuracy": 0.5}
 
@@ -39,6 +41,9 @@ FIGURES = {
     "timelines": lambda: plots.timelines(
         {"a": [[("forward", 0, 1), ("backward", 1, 2), ("all-reduce", 2, 2)]], "b": [[("forward", 0, 3)]]}, alt="a step"
     ),
+    "bars": lambda: plots.bars(
+        {"a": [0.5, 1.0], "b": [0.2, 0.3]}, ["0", "1"], ylabel="accuracy", title="t", alt="two groups of bars"
+    ),
     "words": plots.words_of_the_field,
     "pictures": lambda: plots.pictures(torch.full((3, 1, 8, 8), 200, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"]),
 }
@@ -57,6 +62,19 @@ def test_pictures_show_the_images():
     """Three grey squares of 200 out of 255 take a good part of their figure."""
     pixels = np.asarray(Image.open(io.BytesIO(FIGURES["pictures"]().png)).convert("L"))
     assert (pixels == 200).mean() > 0.1
+
+
+def test_an_overlay_names_runs_by_what_differs(tmp_path):
+    for batch, accuracies in ((32, (0.4, 0.8)), (512, (0.1, 0.2))):
+        folder = tmp_path / f"run{batch}"
+        folder.mkdir()
+        write_json(folder / "config.json", {"batch_size": batch, "base_lr": 0.1, "seed": 0})
+        numbers = [",".join(["1"] * 8 + [str(accuracy)]) for accuracy in accuracies]
+        (folder / "metrics.csv").write_text("\n".join([",".join(COLUMNS), *numbers]) + "\n")
+    picture = plots.overlay([tmp_path / "run32", tmp_path / "run512"])
+    assert picture.alt == "Accuracy of 2 runs, at the end batch size 32: 0.800; batch size 512: 0.200."
+    with pytest.raises(UserError, match="holds no finished epoch"):
+        plots.overlay([tmp_path / "run32", tmp_path / "none"])
 
 
 def test_lines_differ_by_more_than_colour():

@@ -97,8 +97,8 @@ class Curve:
 
     Each point has ``epoch``, ``samples`` (images seen), ``seconds`` (training time so far, without
     validation), ``train_loss``, ``val_accuracy`` (0 to 1) and ``class_accuracy``, a list of one for each class.
-    A run has diverged when its loss is not finite, which ends it, or when an epoch's mean loss is more than
-    5 % above that of guessing, ln(classes): the network knows less than nothing.
+    A run has diverged when its loss is not finite, which ends it, or when it rose above that of guessing,
+    ln(classes), and did not come back: an epoch's mean was over 1.05 of that, and the last is over 0.75 of it.
     """
 
     settings: Settings
@@ -213,7 +213,7 @@ def train(settings):
         raise UserError(f"batch_size {settings.batch_size} is more than the {len(train_set)} training images")
     shuffling = torch.Generator().manual_seed(settings.seed)
     bfloat16 = use_bfloat16(settings.precision, "cpu")
-    seconds, diverged = 0.0, False
+    guessing, seconds, highest, loss_mean = math.log(classes), 0.0, 0.0, 0.0
     for epoch in range(1, settings.epochs + 1):
         model.train()
         start, losses = time.perf_counter(), []
@@ -240,10 +240,11 @@ def train(settings):
             "val_accuracy": accuracy,
             "class_accuracy": class_accuracy,
         }
-        diverged = diverged or not loss_mean <= 1.05 * math.log(classes)
+        highest = max(highest, loss_mean)
         if not math.isfinite(loss_mean):
             break
-    yield {"done": True, "diverged": diverged}
+    came_back = loss_mean <= 0.75 * guessing
+    yield {"done": True, "diverged": not math.isfinite(loss_mean) or (highest > 1.05 * guessing and not came_back)}
 
 
 @torch.inference_mode()

@@ -65,21 +65,23 @@ def training_figure(rows, title=""):
     return Picture(figure, f"Loss and accuracy over {len(rows)} epochs, for training and validation{last}.")
 
 
-def lines(series, *, xlabel, ylabel, title, alt, log="", markers=True):
+def lines(series, *, xlabel, ylabel, title, alt, log="", base=2, markers=True):
     """Draw one line for each of ``series`` (label to x and y values); ``log`` names axes, as in ``"x"``.
 
-    ``markers=False`` is for lines of many points.
+    ``base`` is that of the logarithm; ``markers=False`` is for lines of many points.
     """
     figure, (pane,) = axes()
     for number, (label, (xs, ys)) in enumerate(series.items()):
         pane.plot(xs, ys, label=label, **style(number) | ({} if markers else {"marker": ""}))
     pane.set(xlabel=xlabel, ylabel=ylabel, title=title)
     for axis in log:
-        getattr(pane, f"set_{axis}scale")("log", base=2)
+        getattr(pane, f"set_{axis}scale")("log", base=base)
         plain = getattr(pane, f"{axis}axis")
         plain.set_major_formatter(lambda value, _position: f"{value:g}")
         plain.set_minor_formatter(NullFormatter())
-    if len(series) > 1:
+    if len(series) > 4:
+        figure.legend(*pane.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+    elif len(series) > 1:
         pane.legend()
     return Picture(figure, alt)
 
@@ -125,12 +127,15 @@ def curves_figure(curves, label, *, target=None, against=("seconds", "samples"),
     """
     figure, panes = axes(len(against), width=11.0 if len(against) > 1 else 9.0)
     names = list(dict.fromkeys(map(label, curves)))
-    words = {"seconds": ("training time (s)", "against time"), "samples": ("images seen", "against images seen")}
+    words = {
+        "seconds": ("training time (s)", "against time", 1),
+        "samples": ("images seen (thousands)", "against images seen", 1 / 1_000),
+    }
     for pane, key in zip(panes, against, strict=True):
         for curve in curves:
             number = names.index(label(curve))
             first = curve is next(one for one in curves if label(one) == names[number])
-            xs = [point[key] for point in curve.points]
+            xs = [words[key][2] * point[key] for point in curve.points]
             ys = [point["val_accuracy"] for point in curve.points]
             pane.plot(xs, ys, label=names[number] if first else None, **style(number))
             if curve.diverged:
