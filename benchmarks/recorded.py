@@ -10,28 +10,29 @@ import platform
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
 
 from utils import curves, plots, recorded
+from utils.devices import device_for, physical_cores
 from utils.errors import UserError, one_line_errors
 from utils.launch import launch
-from utils.runs import read_json
+from utils.runs import folder_for, read_json
 
 SEEDS = (0, 1, 2)
 
 
 @dataclass
 class Study:
-    """Curves to record: all combinations of ``vary`` (name to values), with ``fixed`` settings, for each seed."""
+    """Curves to record: ``fixed`` settings with each of ``vary`` (mappings of settings), for each seed."""
 
     title: str
     vary: list
     fixed: dict
     label: str
-    alt: str
     target: float | None = None
     settings: list = field(init=False)
 
@@ -48,14 +49,12 @@ STUDIES = {
         [{"batch_size": batch} for batch in (32, 256, 1024)],
         {"train_images": 12_000},
         "batch {batch_size}",
-        "Fashion-MNIST: batch 32 is ahead, batch 256 behind it, batch 1,024 far below.",
     ),
     "06_learning_rate": Study(
         "three scaling rules at 16 and 32 times the batch, Fashion-MNIST, 12,000 images, three epochs, seeds 0 to 2",
         [{"batch_size": batch, "lr_scaling": rule} for batch, rule in product((512, 1024), ("none", "sqrt", "linear"))],
         {"base_lr": 0.03, "train_images": 12_000},
         "{batch_size} {lr_scaling}",
-        "Fashion-MNIST: the square root rule is ahead of an unchanged rate at both batches.",
     ),
     "07_momentum": Study(
         "momentum, a larger rate, and decay at batch 256, Fashion-MNIST, 6,000 images, four epochs, seeds 0 to 2",
@@ -65,7 +64,6 @@ STUDIES = {
         ],
         {"batch_size": 256, "train_images": 6_000, "epochs": 4},
         "{base_lr}, momentum {momentum}, decay {lr_decay}",
-        "Fashion-MNIST: rate 0.02 without momentum is last; momentum or ten times the rate lift it.",
         target=0.75,
     ),
     "08_warmup": Study(
@@ -73,7 +71,6 @@ STUDIES = {
         [{"warmup_epochs": epochs} for epochs in (0, 1.5)],
         {"batch_size": 512, "base_lr": 0.075, "lr_scaling": "linear", "momentum": 0.9, "train_images": 24_000},
         "warm-up {warmup_epochs} epochs",
-        "Fashion-MNIST: the runs with warm-up climb, the cold ones stay low.",
     ),
     "09_novograd": Study(
         "SGD and NovoGrad at batch 2,048, LeNet, Fashion-MNIST, 12,000 images, eight epochs, seeds 0 to 2",
@@ -91,62 +88,67 @@ STUDIES = {
             "train_images": 12_000,
             "epochs": 8,
         },
-        "{optimizer}, base rate {base_lr:.5f}",
-        "Fashion-MNIST: NovoGrad's curves rise sooner and end higher than those of SGD.",
+        "{optimizer}, rate {rate:.3g}",
     ),
 }
 RESNETS = {"one process, batch 256, rate 0.1": (1, 256, 0.1), "two processes, 2 × 256, rate 0.2": (2, 256, 0.2)}
 
 
-def processor():
-    """Return the name of this machine's processor and how many cores are used."""
+def processor(cores):
+    """Return the name of this machine's processor, and how many of its cores were used."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
     extensions = " with AMX bfloat16" if any("amx_bf16" in line for line in lines) else ""
-    return f"two cores of {names[0] if names else platform.machine()}{extensions}"
+    return f"{names[0] if names else platform.machine()}{extensions}, {cores} cores used"
+
+
+def draw(study, trained):
+    """Return the picture of a study's curves."""
+    label = partial(named, study)
+    return plots.curves_figure(trained, label, target=study.target, alt=plots.ends(trained, label))
+
+
+def named(study, curve):
+    return study.label.format(rate=curve.settings.rate(), **asdict(curve.settings))
 
 
 def record_study(name, command):
     """Train all curves of a study and keep them."""
     study = STUDIES[name]
     trained = curves.train_curves(study.settings)
-
-    def label(curve):
-        return study.label.format(**asdict(curve.settings))
-
     rows = []
     for curve in trained:
         for point in curve.points:
             numbers = {key: value for key, value in point.items() if key != "class_accuracy"}
-            rows.append({"run": label(curve), **asdict(curve.settings), **numbers, "diverged": curve.diverged})
-    picture = plots.curves_figure(trained, label, target=study.target, alt=study.alt)
-    recorded.keep(name, picture, rows, title=study.title, **about(command))
+            rows.append({"run": named(study, curve), **asdict(curve.settings), **numbers, "diverged": curve.diverged})
+    device = processor(min(physical_cores(), len(trained)))
+    recorded.keep(name, draw(study, trained), rows, title=study.title, device=device, **about(command))
 
 
 def record_resnets(name, command):
     """Train ResNet-18 of full width on one process and on two, with twice the batch and rate."""
-    images, epochs = 3_072, 4
+    images, epochs, device = 12_288, 3, device_for(2)
     same = ("--model", "resnet18", "--dataset", "fashion-mnist", "--train-images", images, "--epochs", epochs)
     trained, rows = {}, []
     for label, (processes, batch, rate) in RESNETS.items():
-        arguments = (*same, "--batch-size", batch, "--base-lr", rate, "--profile-steps", 2)
-        folder = f"runs/recorded-resnet18-{processes}"
+        arguments = (*same, "--batch-size", batch, "--base-lr", rate, "--profile-steps", 2, "--device", device)
+        folder = folder_for(f"recorded-resnet18-{processes}", *arguments)
         launch("solutions/05_batch_size.py", *arguments, processes=processes, threads=1, run_dir=folder).result()
         trained[label] = curves.read_curve(folder)
-        cost = read_json(f"{folder}/summary.json")["device_seconds"]
+        cost = read_json(folder / "summary.json")["device_seconds"]
         rows += [{"run": label, **point, "device_seconds": round(cost, 1)} for point in trained[label].points]
     names = {id(curve): label for label, curve in trained.items()}
-    ends = "; ".join(
-        f"{label}: {one.accuracy:.3f} in {one.points[-1]['seconds']:.0f} s" for label, one in trained.items()
-    )
-    picture = plots.curves_figure(list(trained.values()), lambda curve: names[id(curve)], alt=f"ResNet-18, {ends}.")
+    drawn = list(trained.values())
+    told = [f"{label}: {one.points[-1]['seconds']:.0f} s." for label, one in trained.items()]
+    alt = " ".join(["ResNet-18.", plots.ends(drawn, lambda curve: names[id(curve)]), *told])
+    picture = plots.curves_figure(drawn, lambda curve: names[id(curve)], alt=alt)
     title = f"ResNet-18 of full width, Fashion-MNIST, {images:,} images, {epochs} epochs, seed 0"
-    recorded.keep(name, picture, rows, title=title, **about(command))
+    used = torch.cuda.get_device_name() if device == "cuda" else processor(2)
+    recorded.keep(name, picture, rows, title=title, device=used, **about(command))
 
 
 def about(command):
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
-    return {"command": command, "device": device, "date": str(date.today()), "torch": torch.__version__}
+    return {"command": command, "date": str(date.today()), "torch": torch.__version__}
 
 
 def main():

@@ -50,7 +50,7 @@ def parse_args():
     add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
     add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
     add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps twice")
     add("--seed", type=int, default=0)
     return parser.parse_args(), vars(parser.parse_args([]))
 
@@ -59,7 +59,6 @@ def parse_args():
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
     # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
-    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
     # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -81,13 +80,12 @@ def profile(parallel, images, labels, bfloat16, steps):
     """Return the milliseconds of a forward and backward pass that this rank computes, waits and communicates."""
 
     def milliseconds(communicating):
-        # TODO 1 Return the milliseconds that a step takes: start all ranks together, take `steps` times forward and
-        # backward with bfloat16 as in training, without the optimizer, and divide. DDP communicates in backward,
-        # unless all of the step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
+        # TODO 1 Return the milliseconds that a step takes: forward and backward as in training, no optimizer.
+        # Take one step untimed, start all ranks together, take `steps` more, divide. DDP communicates in backward,
+        # unless all of a step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
         return 0.0
 
     parallel.train()
-    milliseconds(communicating=True)  # the first steps pay for the start
     # TODO 2 A rank computes as long as its step takes without communication. Nobody ends a step before the slowest
     # has computed: how long does this rank wait? Look up: torch.distributed.all_reduce, ReduceOp.MAX
     own, waiting = milliseconds(communicating=False), 0.0
@@ -211,8 +209,8 @@ def main():
         if done:
             break
 
-    # TODO 4 What did the run cost? Count the seconds of all devices together; the rent is paid for each of them.
-    # Look up: "GPU-hours" in the price list of any cloud
+    # TODO 4 What did the training cost? Count the seconds of all devices together, as rent is paid for each of them.
+    # Look up: GPU-hours, world_size
     device_seconds = training_time
     if rank == 0:
         record.summary["device_seconds"] = device_seconds
@@ -229,4 +227,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/05_batch_size.py, unchanged while this number fits: 66186ec91377
+# From solutions/05_batch_size.py, unchanged while this number fits: ba715d134269

@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from utils import devices, models, runs
+from utils.arguments import at_least
 from utils.augment import AUGMENTATIONS, augment
 from utils.data import load, prepare, whole_batch
 from utils.errors import UserError, one_line_errors
@@ -37,7 +38,7 @@ def parse_args():
     add("--epochs", type=int, default=20, help="at most so many")
     add("--batch-size", type=int, default=64, help="images a step in each process")
     add("--base-lr", type=float, default=0.05, help="learning rate for --reference-batch images")
-    add("--reference-batch", type=int, default=32, help="effective batch that --base-lr is meant for")
+    add("--reference-batch", type=at_least(1), default=32, help="effective batch that --base-lr is meant for")
     add("--lr-scaling", choices=("none", "sqrt", "linear"), default="none", help="how the rate follows the batch")
     add("--momentum", type=float, default=0.9)
     add("--target-accuracy", type=float, help="stop when validation has reached it ...")
@@ -51,7 +52,7 @@ def parse_args():
     add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
     add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
     add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps twice")
     add("--seed", type=int, default=0)
     return parser.parse_args(), vars(parser.parse_args([]))
 
@@ -60,7 +61,6 @@ def parse_args():
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
     # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
-    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
     # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -83,9 +83,10 @@ def profile(parallel, images, labels, bfloat16, steps):
 
     def milliseconds(communicating):
         # Outside no_sync, backward averages the gradients of all ranks; inside it, each rank works for itself.
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
+        for step in range(steps + 1):
+            if step == 1:  # the first, untimed, may still send buffers that an earlier step left behind
+                dist.barrier()
+                start = time.perf_counter()
             with nullcontext() if communicating else parallel.no_sync():
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
                     loss = F.cross_entropy(parallel(images), labels)
@@ -95,7 +96,6 @@ def profile(parallel, images, labels, bfloat16, steps):
         return 1000 * (time.perf_counter() - start) / steps
 
     parallel.train()
-    milliseconds(communicating=True)  # the first steps pay for the start
     # Alone each rank takes its own time. Together they take the slowest one's, so the faster ones wait.
     own = milliseconds(communicating=False)
     slowest = torch.tensor(own, dtype=torch.float64, device=images.device)
@@ -104,7 +104,7 @@ def profile(parallel, images, labels, bfloat16, steps):
     # What runs while backward still computes costs nothing; this is the part that is left over.
     together = torch.tensor(milliseconds(communicating=True), dtype=torch.float64, device=images.device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
-    communicating = together.item() - own - waiting
+    communicating = max(0.0, together.item() - slowest.item())  # below zero is noise
     return {"computing": own, "waiting": waiting, "communicating": communicating}
 
 
@@ -160,7 +160,7 @@ def main():
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
     effective_batch = world_size * args.batch_size
     # TODO 1 How many times as large as --reference-batch is the effective batch, the images of all processes in
-    # one step? Look up: gradient of a mean, the invariant of chapter 02
+    # one step? Look up: the invariant of chapter 03, section 4
     factor = 1.0
     # TODO 2 Scale the rate by --lr-scaling: none leaves it, linear multiplies it by the factor, sqrt by the
     # factor's root. Look up: "linear scaling rule" in Goyal et al. 2017, section 2.1
@@ -228,7 +228,7 @@ def main():
         if done:
             break
 
-    # A device that waits is paid for, too: the cost is the time of the run times the devices that it held.
+    # A device that waits is paid for, too. (So are start and validation, which come on top.)
     device_seconds = world_size * training_time
     if rank == 0:
         record.summary["device_seconds"] = device_seconds
@@ -245,4 +245,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/06_learning_rate.py, unchanged while this number fits: e9995c88329f
+# From solutions/06_learning_rate.py, unchanged while this number fits: c3337d050bc6

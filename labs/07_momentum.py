@@ -21,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from utils import devices, models, runs
+from utils.arguments import at_least
 from utils.augment import AUGMENTATIONS, augment
 from utils.data import load, prepare, whole_batch
 from utils.errors import UserError, one_line_errors
@@ -37,10 +38,10 @@ def parse_args():
     add("--epochs", type=int, default=20, help="at most so many")
     add("--batch-size", type=int, default=64, help="images a step in each process")
     add("--base-lr", type=float, default=0.05, help="learning rate for --reference-batch images")
-    add("--reference-batch", type=int, default=32, help="effective batch that --base-lr is meant for")
+    add("--reference-batch", type=at_least(1), default=32, help="effective batch that --base-lr is meant for")
     add("--lr-scaling", choices=("none", "sqrt", "linear"), default="none", help="how the rate follows the batch")
     add("--momentum", type=float, default=0.9)
-    add("--lr-decay", type=float, default=0.0, help="divide the rate by 1 + decay x step")
+    add("--lr-decay", type=at_least(0.0), default=0.0, help="divide the rate by 1 + decay x step")
     add("--target-accuracy", type=float, help="stop when validation has reached it ...")
     add("--patience", type=int, default=2, help="... in so many epochs in a row")
     add("--model", choices=models.MODELS, default="wide-resnet-tiny")
@@ -52,13 +53,13 @@ def parse_args():
     add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
     add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
     add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps twice")
     add("--seed", type=int, default=0)
     return parser.parse_args(), vars(parser.parse_args([]))
 
 
 class SGD(torch.optim.Optimizer):
-    """Stochastic gradient descent with momentum, in the form of PyTorch's own (Sutskever et al. 2013)."""
+    """Stochastic gradient descent with momentum in PyTorch's form: the rate stays outside the velocity."""
 
     def __init__(self, weights, lr, momentum):
         super().__init__(weights, {"lr": lr, "momentum": momentum})
@@ -66,7 +67,7 @@ class SGD(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            for weight in group["params"]:
+            for weight in (one for one in group["params"] if one.grad is not None):
                 # TODO 1 Keep a velocity for each weight in self.state, zero at first: each step multiplies it by the
                 # momentum and adds the gradient; the weight moves against it. Which ranks must exchange velocities?
                 # Look up: torch.optim.SGD (the algorithm in its documentation), torch.optim.Optimizer.state
@@ -77,7 +78,6 @@ class SGD(torch.optim.Optimizer):
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
     # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
-    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
     # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -100,9 +100,10 @@ def profile(parallel, images, labels, bfloat16, steps):
 
     def milliseconds(communicating):
         # Outside no_sync, backward averages the gradients of all ranks; inside it, each rank works for itself.
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
+        for step in range(steps + 1):
+            if step == 1:  # the first, untimed, may still send buffers that an earlier step left behind
+                dist.barrier()
+                start = time.perf_counter()
             with nullcontext() if communicating else parallel.no_sync():
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
                     loss = F.cross_entropy(parallel(images), labels)
@@ -112,7 +113,6 @@ def profile(parallel, images, labels, bfloat16, steps):
         return 1000 * (time.perf_counter() - start) / steps
 
     parallel.train()
-    milliseconds(communicating=True)  # the first steps pay for the start
     # Alone each rank takes its own time. Together they take the slowest one's, so the faster ones wait.
     own = milliseconds(communicating=False)
     slowest = torch.tensor(own, dtype=torch.float64, device=images.device)
@@ -121,7 +121,7 @@ def profile(parallel, images, labels, bfloat16, steps):
     # What runs while backward still computes costs nothing; this is the part that is left over.
     together = torch.tensor(milliseconds(communicating=True), dtype=torch.float64, device=images.device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
-    communicating = together.item() - own - waiting
+    communicating = max(0.0, together.item() - slowest.item())  # below zero is noise
     return {"computing": own, "waiting": waiting, "communicating": communicating}
 
 
@@ -246,7 +246,7 @@ def main():
         if done:
             break
 
-    # A device that waits is paid for, too: the cost is the time of the run times the devices that it held.
+    # A device that waits is paid for, too. (So are start and validation, which come on top.)
     device_seconds = world_size * training_time
     if rank == 0:
         record.summary["device_seconds"] = device_seconds
@@ -263,4 +263,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/07_momentum.py, unchanged while this number fits: 8e0eee548091
+# From solutions/07_momentum.py, unchanged while this number fits: e6bfbf2272a4

@@ -61,7 +61,7 @@ def parse_args():
     add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
     add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
     add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--profile-steps", type=int, default=0, help="after training, time so many steps three times")
+    add("--profile-steps", type=int, default=0, help="after training, time so many steps twice")
     add("--seed", type=int, default=0)
     return parser.parse_args(), vars(parser.parse_args([]))
 
@@ -70,7 +70,6 @@ def parse_args():
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
     # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
-    # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
     # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -94,9 +93,10 @@ def profile(parallel, images, labels, bfloat16, steps):
     def milliseconds(communicating):
         # [step 1: a step with and without communication]
         # Outside no_sync, backward averages the gradients of all ranks; inside it, each rank works for itself.
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(steps):
+        for step in range(steps + 1):
+            if step == 1:  # the first, untimed, may still send buffers that an earlier step left behind
+                dist.barrier()
+                start = time.perf_counter()
             with nullcontext() if communicating else parallel.no_sync():
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
                     loss = F.cross_entropy(parallel(images), labels)
@@ -105,14 +105,13 @@ def profile(parallel, images, labels, bfloat16, steps):
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - start) / steps
         # [starter]
-        #: # TODO 1 Return the milliseconds that a step takes: start all ranks together, take `steps` times forward and
-        #: # backward with bfloat16 as in training, without the optimizer, and divide. DDP communicates in backward,
-        #: # unless all of the step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
+        #: # TODO 1 Return the milliseconds that a step takes: forward and backward as in training, no optimizer.
+        #: # Take one step untimed, start all ranks together, take `steps` more, divide. DDP communicates in backward,
+        #: # unless all of a step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
         #: return 0.0
         # [end]
 
     parallel.train()
-    milliseconds(communicating=True)  # the first steps pay for the start
     # [step 2: computing and waiting]
     # Alone each rank takes its own time. Together they take the slowest one's, so the faster ones wait.
     own = milliseconds(communicating=False)
@@ -128,7 +127,7 @@ def profile(parallel, images, labels, bfloat16, steps):
     # What runs while backward still computes costs nothing; this is the part that is left over.
     together = torch.tensor(milliseconds(communicating=True), dtype=torch.float64, device=images.device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
-    communicating = together.item() - own - waiting
+    communicating = max(0.0, together.item() - slowest.item())  # below zero is noise
     # [starter]
     #: # TODO 3 What of a step with communication is left, for the slowest rank, when computing and waiting are taken
     #: # away? It may be less than the messages take: why? Look up: "overlap" in the notes on DistributedDataParallel
@@ -252,11 +251,11 @@ def main():
             break
 
     # [step 4: what it cost]
-    # A device that waits is paid for, too: the cost is the time of the run times the devices that it held.
+    # A device that waits is paid for, too. (So are start and validation, which come on top.)
     device_seconds = world_size * training_time
     # [starter]
-    #: # TODO 4 What did the run cost? Count the seconds of all devices together; the rent is paid for each of them.
-    #: # Look up: "GPU-hours" in the price list of any cloud
+    #: # TODO 4 What did the training cost? Count the seconds of all devices together, as rent is paid for each of them.
+    #: # Look up: GPU-hours, world_size
     #: device_seconds = training_time
     # [end]
     if rank == 0:

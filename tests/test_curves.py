@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from utils.curves import CurveError, Settings, read_curve, train, train_curves
+from utils.curves import CurveError, Settings, has_diverged, read_curve, train, train_curves
 from utils.data import load
 from utils.errors import UserError
 from utils.processes import family
@@ -101,6 +101,10 @@ def test_novograd_trains_and_bad_settings_are_named_before_a_process_starts(digi
     for changes, told in (
         ({"optimizer": "adamax"}, "choose sgd or novograd"),
         ({"optimizer": "novograd", "base_lr": -1.0}, "lr is -1.0"),
+        ({"warmup_epochs": -1}, "warmup_epochs is -1; choose 0 or more"),
+        ({"epochs": 0}, "epochs is 0; choose 1 or more"),
+        ({"precision": "bf16"}, "precision 'bf16' is unknown"),
+        ({"data_dir": digits}, "settings are plain numbers and texts: .*PosixPath"),
     ):
         with pytest.raises(UserError, match=told):
             train_curves([settings(digits, **changes)])
@@ -138,8 +142,18 @@ def test_a_record_is_read_as_a_curve(tmp_path):
     assert [point["seconds"] for point in curve.points] == [2.0, 4.0, 6.0] and not curve.diverged
     assert curve.settings["batch_size"] == 64 and curve.accuracy == pytest.approx(0.3)
     assert curve.time_to(0.2) == 4.0 and curve.time_to(0.2, "epoch") == 2 and curve.time_to(0.9, "samples") == math.inf
-    for name, losses in (("worse", [2.0, 2.5]), ("nan", [2.0, math.nan])):
+    for name, losses in (("blown up", [229.3, 2.35, 2.31]), ("nan", [2.0, math.nan])):
         record(tmp_path / name, losses)
         assert read_curve(tmp_path / name).diverged, name
-    with pytest.raises(UserError, match="holds no finished epoch"):
-        read_curve(tmp_path / "nothing")
+    (tmp_path / "nan/config.json").unlink()
+    for name in ("nothing", "nan"):
+        with pytest.raises(UserError, match="holds no finished epoch"):
+            read_curve(tmp_path / name)
+
+
+def test_a_run_that_came_back_has_not_diverged():
+    guessing = math.log(10)
+    assert has_diverged([2.6, 2.31, 2.305]) and has_diverged([1.0, math.inf]) and has_diverged([9.0])
+    assert not has_diverged([2.31, 2.305, 2.303]), "stuck where it began"
+    assert not has_diverged([7.7, 2.0, 0.9]) and not has_diverged([0.5, 0.45, 0.503])
+    assert has_diverged([1.2, 0.9], classes=2) and not has_diverged([guessing, 0.9])

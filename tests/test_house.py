@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 # Each file may import from the floors above its line here, and on its line from the files before it.
 FLOORS = [
-    ["errors"],
+    ["errors", "arguments"],
     ["files"],
     ["augment", "digits", "sources", "data", "models", "devices", "runs"],
     ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],

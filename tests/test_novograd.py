@@ -126,9 +126,6 @@ def test_a_layer_begins_when_its_first_gradient_comes():
     own = NovoGrad(alone)
     for step in range(3):
         give_gradients([*weights(), *alone], step)
-        made = torch.Generator().manual_seed(step)
-        noises = [torch.randn(one.shape, dtype=one.dtype, generator=made) for one in [*weights(), *alone]]
-        alone[0].grad = noises[-1] * 10.0 ** (2 - 2 * 4)
         own.step()
     assert largest_difference(alone, late) < 1e-15
 
@@ -174,6 +171,24 @@ def test_half_the_state_of_adam():
     assert counts[1] > 1.9 * counts[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_have_squares_of_32(dtype):
+    """The square of 3,000 is no float16, and 2 % of a number are no bfloat16: moments must be wider."""
+    (weight, *_), (exact, *_) = ([nn.Parameter(torch.zeros(100, dtype=kind))] for kind in (dtype, torch.float64))
+    narrow, wide = NovoGrad([weight], lr=1e-3), NovoGrad([exact], lr=1e-3)
+    for step in range(50):
+        weight.grad = torch.full((100,), 300.0 if step else 200.0, dtype=dtype)
+        exact.grad = weight.grad.double()
+        narrow.step(), wide.step()
+    resumed = NovoGrad([weight])
+    resumed.load_state_dict(narrow.state_dict())
+    for optimizer in (narrow, resumed):
+        found = optimizer.state[weight]["second_moment"]
+        assert found.dtype == torch.float32
+        assert found.item() == pytest.approx(wide.state[exact]["second_moment"].item(), rel=1e-5)
+    assert torch.isfinite(weight).all()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -183,6 +198,7 @@ def test_half_the_state_of_adam():
         ({"eps": -1e-8}, "eps is -1e-08"),
         ({"betas": (0.9, 1.0)}, "betas are (0.9, 1.0); choose two numbers from 0 to below 1"),
         ({"betas": (0.9,)}, "betas are (0.9,)"),
+        ({"betas": 0.9}, "betas are 0.9"),
     ],
 )
 def test_options_out_of_range_are_named(options, told):
@@ -191,6 +207,10 @@ def test_options_out_of_range_are_named(options, told):
     assert told in str(error.value)
     with pytest.raises(UserError):
         NovoGrad([{"params": weights()} | options])
+    optimizer = NovoGrad(weights())
+    with pytest.raises(UserError):
+        optimizer.add_param_group({"params": weights(1)} | options)
+    assert len(optimizer.param_groups) == 1
 
 
 def test_sparse_and_complex_gradients_are_refused():
@@ -199,5 +219,8 @@ def test_sparse_and_complex_gradients_are_refused():
     complex_weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
     complex_weight.grad = torch.ones_like(complex_weight)
     for parameter in (*embedding.parameters(), complex_weight):
+        good = weights()
+        give_gradients(good, 0)
         with pytest.raises(UserError, match="gradients must be dense and real"):
-            NovoGrad([parameter]).step()
+            NovoGrad([{"params": good}, {"params": [parameter]}]).step()
+        assert largest_difference(good, weights()) == 0, "half a step was taken"

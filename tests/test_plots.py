@@ -44,6 +44,14 @@ FIGURES = {
     "bars": lambda: plots.bars(
         {"a": [0.5, 1.0], "b": [0.2, 0.3]}, ["0", "1"], ylabel="accuracy", title="t", alt="two groups of bars"
     ),
+    "bars with spread": lambda: plots.bars(
+        {str(n): [0.5] for n in range(9)},
+        ["0"],
+        ylabel="accuracy",
+        title="t",
+        alt="nine bars",
+        spread={str(n): ([0.4], [0.6]) for n in range(9)},
+    ),
     "words": plots.words_of_the_field,
     "pictures": lambda: plots.pictures(torch.full((3, 1, 8, 8), 200, dtype=torch.uint8), [0, 1, 1], ["cat", "dog"]),
 }
@@ -72,11 +80,11 @@ def test_an_overlay_names_runs_by_what_differs(tmp_path):
         numbers = [",".join(["1"] * 8 + [str(accuracy)]) for accuracy in accuracies]
         (folder / "metrics.csv").write_text("\n".join([",".join(COLUMNS), *numbers]) + "\n")
     picture = plots.overlay([tmp_path / "run32", tmp_path / "run512"])
-    assert picture.alt == "Accuracy of 2 runs, at the end batch size 32: 0.800; batch size 512: 0.200."
+    assert picture.alt == "2 runs. Accuracy at the end: batch size 32: 0.80; batch size 512: 0.20."
     with pytest.raises(UserError, match="holds no finished epoch"):
         plots.overlay([tmp_path / "run32", tmp_path / "none"])
 
 
 def test_lines_differ_by_more_than_colour():
-    looks = [plots.style(number) for number in range(len(plots.COLOURS))]
+    looks = [plots.style(number) for number in range(3 * len(plots.COLOURS))]
     assert len({(str(look["linestyle"]), look["marker"]) for look in looks}) == len(looks)

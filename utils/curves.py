@@ -13,8 +13,10 @@ import math
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from tqdm.auto import tqdm
 from utils import models, runs
 from utils import processes as system
 from utils.data import load
-from utils.devices import physical_cores, use_bfloat16
+from utils.devices import PRECISIONS, physical_cores, use_bfloat16
 from utils.errors import UserError
 from utils.novograd import NovoGrad
 from utils.virtual_ranks import convert_virtual_ranks
@@ -63,6 +65,14 @@ class Settings:
     precision: str = "auto"
     seed: int = 0
 
+    def __post_init__(self):
+        at_least = {"batch_size": 1, "reference_batch": 1, "epochs": 1, "warmup_epochs": 0, "lr_decay": 0}
+        for name, least in at_least.items():
+            if not least <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; choose {least} or more")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"precision {self.precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
+
     def factor(self):
         """Return how many reference batches the batch holds."""
         return self.batch_size / self.reference_batch
@@ -97,8 +107,7 @@ class Curve:
 
     Each point has ``epoch``, ``samples`` (images seen), ``seconds`` (training time so far, without
     validation), ``train_loss``, ``val_accuracy`` (0 to 1) and ``class_accuracy``, a list of one for each class.
-    A run has diverged when its loss is not finite, which ends it, or when it rose above that of guessing,
-    ln(classes), and did not come back: an epoch's mean was over 1.05 of that, and the last is over 0.75 of it.
+    A run ends when its loss is not finite; ``has_diverged`` says what else counts as diverged.
     """
 
     settings: Settings
@@ -119,21 +128,30 @@ class Curve:
         return next(reached, math.inf)
 
 
+def has_diverged(losses, classes=10):
+    """Say whether the epochs' mean training losses are those of a run that diverged.
+
+    The last is not finite; or one was above that of guessing, ln(classes), by over 5 %, and the last is still
+    over three quarters of it. All named datasets have ten classes.
+    """
+    came_back = losses[-1] <= 0.75 * math.log(classes)
+    return not math.isfinite(losses[-1]) or (max(losses) > 1.05 * math.log(classes) and not came_back)
+
+
 def read_curve(run_dir):
     """Return the ``Curve`` of a training script's record; its ``settings`` are the mapping of ``config.json``.
 
-    A run counts as diverged when its training loss is not finite, or higher in its last epoch than in its
-    first. Raises ``UserError`` where no epoch was recorded.
+    Raises ``UserError`` where no epoch was recorded.
     """
     rows = runs.read_metrics(run_dir)
-    if not rows:
+    if not rows or not (Path(run_dir) / "config.json").exists():
         raise UserError(f"{run_dir} holds no finished epoch: run a training script with --run-dir {run_dir}")
     curve, samples = Curve(runs.read_json(Path(run_dir) / "config.json")), 0.0
     for row in rows:
         samples += row["images_per_s"] * row["epoch_time_s"]
         point = {name: row[name] for name in ("epoch", "train_loss", "val_accuracy")}
         curve.points.append(point | {"samples": round(samples), "seconds": row["time_s"]})
-    curve.diverged = not rows[-1]["train_loss"] <= rows[0]["train_loss"]
+    curve.diverged = has_diverged([row["train_loss"] for row in rows])
     return curve
 
 
@@ -153,14 +171,19 @@ def train_curves(settings, show=True):
         one.build_optimizer([torch.zeros(1)])  # bad settings are named before any process starts
     todo = queue.SimpleQueue()
     for curve in curves:
-        todo.put(curve)
+        todo.put((curve, _as_line(curve.settings)))
     command = system.tethered([sys.executable, "-m", "utils.curves"])
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    # What a process complains of goes to a file: a pipe that nobody reads until the end would stop it when full.
     count = min(physical_cores(), len(curves))
-    workers = [system.start(command, threads=1, **pipes) for _ in range(count)]
+    complaints = [tempfile.TemporaryFile("w+") for _ in range(count)]  # noqa: SIM115 (closed below)
+    workers = [system.start(command, threads=1, stderr=file, **pipes) for file in complaints]
     bar = tqdm(total=sum(one.epochs for one in settings), unit="epoch", disable=not show, leave=False)
     errors = []
-    feeders = [threading.Thread(target=_feed, args=(worker, todo, bar, errors)) for worker in workers]
+    feeders = [
+        threading.Thread(target=_feed, args=(worker, file, todo, bar, errors))
+        for worker, file in zip(workers, complaints, strict=True)
+    ]
     try:
         for feeder in feeders:
             feeder.start()
@@ -171,18 +194,26 @@ def train_curves(settings, show=True):
         system.kill(set().union(*(system.family(worker.pid) for worker in workers)))
         for feeder in feeders:
             feeder.join()
-        bar.close()
+        for file in (bar, *complaints):
+            file.close()
     if errors:
         raise CurveError(errors[0])
     return curves
 
 
-def _feed(worker, todo, bar, errors):
-    """Give one worker a curve after the other and take in its points."""
+def _as_line(settings):
+    try:
+        return json.dumps(asdict(settings)) + "\n"
+    except TypeError as error:
+        raise UserError(f"settings are plain numbers and texts: {error}") from error
+
+
+def _feed(worker, complaints, todo, bar, errors):
+    """Give one worker a curve after the other and take in its points; ``complaints`` is the file of its stderr."""
     try:
         while not todo.empty():
-            curve = todo.get_nowait()
-            worker.stdin.write(json.dumps(asdict(curve.settings)) + "\n")
+            curve, line = todo.get_nowait()
+            worker.stdin.write(line)
             worker.stdin.flush()
             while not (point := json.loads(worker.stdout.readline())).get("done"):
                 curve.points.append(point)
@@ -190,12 +221,16 @@ def _feed(worker, todo, bar, errors):
             curve.diverged = point["diverged"]
     except queue.Empty:
         pass  # the other worker took the last one
-    except (ValueError, OSError):
+    except Exception as error:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=1)  # it may be about to end by itself
         worker.kill()
-        said = worker.stderr.read().strip()
-        errors.append(said or f"a curve's process ended with exit code {worker.wait()} and said nothing")
+        complaints.seek(0)
+        said = complaints.read().strip()
+        errors.append(said or f"a curve's process ended with exit code {worker.wait()} ({error!r})")
     finally:
-        worker.stdin.close()
+        with suppress(OSError):
+            worker.stdin.close()
 
 
 def train(settings):
@@ -213,7 +248,7 @@ def train(settings):
         raise UserError(f"batch_size {settings.batch_size} is more than the {len(train_set)} training images")
     shuffling = torch.Generator().manual_seed(settings.seed)
     bfloat16 = use_bfloat16(settings.precision, "cpu")
-    guessing, seconds, highest, loss_mean = math.log(classes), 0.0, 0.0, 0.0
+    seconds, means = 0.0, []
     for epoch in range(1, settings.epochs + 1):
         model.train()
         start, losses = time.perf_counter(), []
@@ -230,21 +265,19 @@ def train(settings):
             if not math.isfinite(losses[-1]):
                 break
         seconds += time.perf_counter() - start
-        loss_mean = sum(losses) / len(losses)
+        means.append(sum(losses) / len(losses))
         accuracy, class_accuracy = _accuracy(model, test_set, bfloat16)
         yield {
             "epoch": epoch,
             "samples": ((epoch - 1) * steps + len(losses)) * settings.batch_size,
             "seconds": seconds,
-            "train_loss": loss_mean,
+            "train_loss": means[-1],
             "val_accuracy": accuracy,
             "class_accuracy": class_accuracy,
         }
-        highest = max(highest, loss_mean)
-        if not math.isfinite(loss_mean):
+        if not math.isfinite(means[-1]):
             break
-    came_back = loss_mean <= 0.75 * guessing
-    yield {"done": True, "diverged": not math.isfinite(loss_mean) or (highest > 1.05 * guessing and not came_back)}
+    yield {"done": True, "diverged": has_diverged(means, classes)}
 
 
 @torch.inference_mode()

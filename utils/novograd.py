@@ -12,6 +12,8 @@ Networks", algorithm 1. With a layer's gradient g and weights w:
 Adam keeps a second moment for each weight, NovoGrad one number for each layer.
 """
 
+from functools import reduce
+
 import torch
 from torch.optim import Optimizer
 
@@ -33,13 +35,23 @@ class NovoGrad(Optimizer):
 
     def add_param_group(self, param_group):
         """Add a group, with its own options where it names any."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        options = self.defaults | param_group
         for name in ("lr", "eps", "weight_decay"):
-            if not 0 <= group[name] < float("inf"):
-                raise UserError(f"NovoGrad: {name} is {group[name]}; choose a number that is not negative")
-        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-            raise UserError(f"NovoGrad: betas are {group['betas']}; choose two numbers from 0 to below 1")
+            if not 0 <= options[name] < float("inf"):
+                raise UserError(f"NovoGrad: {name} is {options[name]}; choose a number that is not negative")
+        betas = options["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise UserError(f"NovoGrad: betas are {betas}; choose two numbers from 0 to below 1")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict):
+        """Go on from a saved state. Second moments keep their dtype, which may be wider than the weights'."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"].get(number) for group in state_dict["param_groups"] for number in group["params"]]
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        for weight, state in zip(weights, saved, strict=True):
+            if state:
+                self.state[weight]["second_moment"] = state["second_moment"].to(weight.device, copy=True)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -48,11 +60,11 @@ class NovoGrad(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            for weight in weights:
-                if weight.grad.layout is not torch.strided or weight.is_complex():
-                    raise UserError("NovoGrad: gradients must be dense and real")
+        with_gradient = [[one for one in group["params"] if one.grad is not None] for group in self.param_groups]
+        for weight in (weight for weights in with_gradient for weight in weights):
+            if weight.grad.layout is not torch.strided or weight.is_complex():
+                raise UserError("NovoGrad: gradients must be dense and real")
+        for group, weights in zip(self.param_groups, with_gradient, strict=True):
             begun = [weight for weight in weights if self.state[weight]]
             first = [weight for weight in weights if not self.state[weight]]
             if begun:
@@ -61,7 +73,7 @@ class NovoGrad(Optimizer):
                 self._begin(group, first)
         return loss
 
-    # All layers of a group go through each line together: a few launches on a GPU instead of some for each layer.
+    # All layers of a group go through each line together, which on a GPU needs fewer launches than layer by layer.
 
     def _begin(self, group, weights):
         """Take the first step: the moments are what the first gradient says, not its part of a mean."""
@@ -85,7 +97,9 @@ class NovoGrad(Optimizer):
 
 
 def _squared_norms(gradients):
-    norms = torch._foreach_norm(gradients)
+    """Return |g|² of each, in float32 or wider: squares leave the range of float16 early."""
+    widest = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
+    norms = torch._foreach_norm(gradients, 2, widest)
     torch._foreach_mul_(norms, norms)
     return list(norms)
 

@@ -13,8 +13,9 @@ from utils.curves import read_curve
 
 # Okabe and Ito's colours, told apart with every kind of colour vision; line styles serve greyscale.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "//", "..", "xx")
 
 
 class Picture:
@@ -46,7 +47,8 @@ def axes(columns=1, width=9.0, height=3.4):
 def style(number):
     """Return colour, line style and marker of the line ``number``."""
     at = number % len(COLOURS)
-    return {"color": COLOURS[at], "linestyle": STYLES[at], "marker": MARKERS[at], "markersize": 5}
+    marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # the eighth line differs from the first
+    return {"color": COLOURS[at], "linestyle": STYLES[at], "marker": marker, "markersize": 5}
 
 
 def training_figure(rows, title=""):
@@ -110,7 +112,7 @@ def shares(parts, *, xlabel, title, alt):
     starts = dict.fromkeys(parts, 0.0)
     for number, name in enumerate(names):
         lengths = [pieces.get(name, 0.0) for pieces in parts.values()]
-        look = {"color": COLOURS[number], "hatch": ("", "//", "..", "xx")[number % 4], "edgecolor": "white"}
+        look = {"color": style(number)["color"], "hatch": HATCHES[number % 4], "edgecolor": "white"}
         pane.barh(list(parts), lengths, left=list(starts.values()), label=name, height=0.6, **look)
         starts = {label: starts[label] + length for label, length in zip(parts, lengths, strict=True)}
     pane.invert_yaxis()
@@ -141,7 +143,7 @@ def curves_figure(curves, label, *, target=None, against=("seconds", "samples"),
             if curve.diverged:
                 pane.plot(xs[-1], ys[-1], marker="x", markersize=13, markeredgewidth=3, color="#cc3311")
         if target is not None:
-            pane.axhline(target, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
+            pane.axhline(target, label=f"target {target}", color="#555555", linewidth=1, linestyle=(0, (4, 2)))
         pane.set(xlabel=words[key][0], ylabel="validation accuracy", title=words[key][1], ylim=(0, 1))
     if any(curve.diverged for curve in curves):
         look = {"linestyle": "", "marker": "x", "markersize": 9, "markeredgewidth": 3, "color": "#cc3311"}
@@ -159,8 +161,16 @@ def overlay(run_dirs, *, target=None):
     def label(curve):
         return ", ".join(f"{name.replace('_', ' ')} {curve.settings.get(name)}" for name in differing) or "all runs"
 
-    ends = "; ".join(f"{label(curve)}: {curve.accuracy:.3f}" for curve in curves)
-    return curves_figure(curves, label, target=target, alt=f"Accuracy of {len(curves)} runs, at the end {ends}.")
+    return curves_figure(curves, label, target=target, alt=f"{len(curves)} runs. {ends(curves, label)}")
+
+
+def ends(curves, label):
+    """Say in words where ``curves`` end: the accuracy, or the range of those of one ``label``."""
+    last = {}
+    for curve in curves:
+        last.setdefault(label(curve), []).append(curve.accuracy)
+    told = [f"{name}: {min(some):.2f}{f' to {max(some):.2f}' if len(some) > 1 else ''}" for name, some in last.items()]
+    return f"Accuracy at the end: {'; '.join(told)}."
 
 
 def bars(series, names, *, ylabel, title, alt, spread=None):
@@ -172,7 +182,7 @@ def bars(series, names, *, ylabel, title, alt, spread=None):
     width = 0.8 / len(series)
     for number, (label, heights) in enumerate(series.items()):
         places = [at + (number - (len(series) - 1) / 2) * width for at in range(len(names))]
-        look = {"color": COLOURS[number], "hatch": ("", "//", "..", "xx")[number % 4], "edgecolor": "white"}
+        look = {"color": style(number)["color"], "hatch": HATCHES[number % 4], "edgecolor": "white"}
         pane.bar(places, heights, width, label=label, **look)
         if spread:
             pane.vlines(places, *spread[label], color="#333333", linewidth=1.5)

@@ -57,7 +57,8 @@ def read(name, folder=FOLDER):
 
 
 def keep(name, picture, rows, *, folder=FOLDER, **told):
-    """Write a recording: a ``Picture``, its ``rows`` (mappings of the same keys), and title, command, device, …."""
+    """Write a recording: a ``Picture``, its ``rows`` (mappings of the same keys), and ``Recording``'s other fields."""
+    Recording(picture.png, picture.alt, **told)  # all that ``show`` will ask for is there
     folder.mkdir(parents=True, exist_ok=True)
     with written_whole(folder / f"{name}.csv") as part, open(part, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")

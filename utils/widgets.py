@@ -120,6 +120,7 @@ def explore(draw, **sliders):
 
     for control in controls.values():
         control.continuous_update = False  # a drag draws once, where it ends
+        control.readout_format = ".3g"
         control.observe(redraw, "value")
     redraw()
     return widgets.VBox([*controls.values(), picture])
