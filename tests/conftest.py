@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,17 @@ def need(condition, reason):
     """Skip a test that cannot run here; with CI set, where everything must be there, fail it."""
     if not condition:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """Fail a test that leaves handlers of signals behind: they would end the whole run of the tests."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, "the test left a handler of SIGINT or SIGTERM behind"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Curves: in the order asked, the same for the same seed, with the rates that the settings mean."""
 
+import json
 import math
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from utils.curves import CurveError, Settings, has_diverged, read_curve, train, 
 from utils.data import load
 from utils.errors import UserError
 from utils.processes import family, kill
-from utils.runs import COLUMNS, Record
 
 SHORT = {"epochs": 2, "train_images": 512, "model": "lenet", "precision": "float32"}
 
@@ -132,13 +132,21 @@ def test_the_classes_accuracies_make_up_that_of_all(digits):
         assert together.item() == pytest.approx(point["val_accuracy"], abs=1e-6)
 
 
+RECORD = """
+import json, sys, torch
+from utils.runs import COLUMNS, Record, finish
+record = Record(sys.argv[1], {"batch_size": 64, "seed": 0}, world_size=2, effective_batch=128)
+for number, loss in enumerate(json.loads(sys.argv[2]), start=1):
+    times = {"time_s": 2.0 * number, "epoch_time_s": 2.0, "images_per_s": 320.0}
+    row = dict.fromkeys(COLUMNS[1:], 0.0) | times | {"train_loss": loss, "val_accuracy": 0.1 * number}
+    record.epoch(torch.nn.Linear(1, 1), **row)
+finish(record)
+"""
+
+
 def record(folder, losses):
-    run = Record(folder, {"batch_size": 64, "seed": 0}, world_size=2, effective_batch=128)
-    for number, loss in enumerate(losses, start=1):
-        numbers = dict.fromkeys(COLUMNS[1:], 0.0)
-        times = {"time_s": 2.0 * number, "epoch_time_s": 2.0, "images_per_s": 320.0}
-        run.epoch(torch.nn.Linear(1, 1), **numbers | times | {"train_loss": loss, "val_accuracy": 0.1 * number})
-    run._end("finished")
+    """Write a run's record in a process of its own, whose signals and end are the record's."""
+    subprocess.run([sys.executable, "-c", RECORD, str(folder), json.dumps(losses)], check=True, timeout=60)
 
 
 def test_a_record_is_read_as_a_curve(tmp_path):
