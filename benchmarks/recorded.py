@@ -104,8 +104,7 @@ def processor(cores):
 
 def draw(study, trained):
     """Return the picture of a study's curves."""
-    label = partial(named, study)
-    return plots.curves_figure(trained, label, target=study.target, alt=plots.ends(trained, label))
+    return plots.curves_figure(trained, partial(named, study), target=study.target)
 
 
 def named(study, curve):

@@ -121,11 +121,11 @@ def shares(parts, *, xlabel, title, alt):
     return Picture(figure, alt)
 
 
-def curves_figure(curves, label, *, target=None, against=("seconds", "samples"), alt):
+def curves_figure(curves, label, *, target=None, against=("seconds", "samples"), alt=None):
     """Draw accuracy against seconds and against images seen, or one of them, a line for each of ``curves``.
 
     ``label`` names a curve; curves of one name share colour and style (they differ by seed). Diverged
-    curves end in a cross.
+    curves end in a cross. The text alternative, unless given, says where they end.
     """
     figure, panes = axes(len(against), width=11.0 if len(against) > 1 else 9.0)
     names = list(dict.fromkeys(map(label, curves)))
@@ -149,7 +149,7 @@ def curves_figure(curves, label, *, target=None, against=("seconds", "samples"),
         look = {"linestyle": "", "marker": "x", "markersize": 9, "markeredgewidth": 3, "color": "#cc3311"}
         panes[0].plot([], [], label="diverged", **look)
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
-    return Picture(figure, alt)
+    return Picture(figure, alt or f"{len(curves)} runs. {ends(curves, label)}")
 
 
 def overlay(run_dirs, *, target=None):
@@ -161,7 +161,7 @@ def overlay(run_dirs, *, target=None):
     def label(curve):
         return ", ".join(f"{name.replace('_', ' ')} {curve.settings.get(name)}" for name in differing) or "all runs"
 
-    return curves_figure(curves, label, target=target, alt=f"{len(curves)} runs. {ends(curves, label)}")
+    return curves_figure(curves, label, target=target)
 
 
 def ends(curves, label):
