@@ -5,7 +5,7 @@ PY := .venv/bin/python
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab setup test bench soak labs format lock clean
+.PHONY: help lab setup test bench soak mutants labs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -43,6 +43,9 @@ bench: setup ## measure the parts of the course beside what they are compared wi
 
 soak: setup ## start and end 100 training runs and count the ends that are not clean
 	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
+
+mutants: setup ## put all wrong and all right submissions through the checker: one table, about an hour
+	@$(PY) tests/mutants.py
 
 labs: setup ## make labs/ from solutions/, except what a learner has changed
 	@$(PY) -m assessment.labs

@@ -18,6 +18,7 @@ and never overwritten.
 import hashlib
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 
 from utils.errors import UserError, one_line_errors
@@ -90,6 +91,26 @@ def make_labs(solutions=ROOT / "solutions", labs=ROOT / "labs"):
             continue
         with written_whole(target) as part:
             part.write_text(text, encoding="utf-8")
+    return kept
+
+
+def reset(lab, labs=ROOT / "labs"):
+    """Give back the starter of ``lab`` (``03``) and keep the file that was there beside it, named by date and time.
+
+    Returns the path of the kept file, None where the lab was as it is made. Raises ``UserError`` where there
+    is no such lab.
+    """
+    number = str(lab).split("_")[0].zfill(2)
+    source = next((ROOT / "solutions").glob(f"{number}_*.py"), None)
+    if source is None:
+        raise UserError(f"there is no lab {lab}")
+    target, kept = Path(labs) / source.name, None
+    if target.exists() and not is_untouched(target.read_text(encoding="utf-8")):
+        kept = target.with_name(f"{target.stem}-{datetime.now():%Y-%m-%d-%H%M%S}.py")
+        target.rename(kept)
+    with written_whole(target) as part:
+        part.write_text(sealed(starter(source.read_text(encoding="utf-8")), source.name), encoding="utf-8")
+    print(f"{target.name} is the starter again" + (f"; yours is kept as {kept.name}" if kept else ""))
     return kept
 
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from conftest import ROOT, TINY
 
-from assessment.labs import is_untouched, make_labs, sealed, solution, starter
+from assessment.labs import is_untouched, make_labs, reset, sealed, solution, starter
 from assessment.steps import Difference, steps
 from utils.errors import UserError
 from utils.runs import read_metrics
@@ -99,3 +99,15 @@ def test_an_untouched_lab_follows_its_solution(course):
 def test_markers_that_do_not_pair_are_named(text, complaint):
     with pytest.raises(UserError, match=complaint):
         starter(text)
+
+
+def test_reset_gives_the_starter_back_and_keeps_what_was_there(course):
+    lab = course / "labs/03_ddp.py"
+    assert reset("03", course / "labs") is None and is_untouched(lab.read_text())
+    lab.write_text("mine\n")
+    kept = reset("03", course / "labs")
+    assert kept.read_text() == "mine\n" and kept.name.startswith("03_ddp-20") and is_untouched(lab.read_text())
+    lab.unlink()
+    assert reset("3", course / "labs") is None and is_untouched(lab.read_text())
+    with pytest.raises(UserError, match="there is no lab 99"):
+        reset("99", course / "labs")

@@ -77,15 +77,19 @@ def prepare(name, root="data"):
     try:
         if not _is_current(path, fingerprint):
             remove_parts(path.parent, path.stem)
-            splits, classes = _read(name, root)
-            content = {"fingerprint": fingerprint, "classes": classes}
-            for split, (images, labels) in splits.items():
-                content[split] = {"images": images, "labels": labels}
-            with written_whole(path) as part:
-                torch.save(content, part)
+            store(name, root, *_read(name, root))
     finally:
         lock.release()
     return path
+
+
+def store(name, root, splits, classes):
+    """Write ``splits`` (a name to images uint8 [N, C, H, W] and labels int64 [N]) as the prepared dataset ``name``."""
+    content = {"fingerprint": _fingerprint(name), "classes": classes}
+    for split, (images, labels) in splits.items():
+        content[split] = {"images": images, "labels": labels}
+    with written_whole(_path(name, root)) as part:
+        torch.save(content, part)
 
 
 def load(name, root="data", split="train"):

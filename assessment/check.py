@@ -1,0 +1,149 @@
+"""Check a lab's script, step by step, by what it does.
+
+    python -m assessment.check labs/03_ddp.py [--lab 03]
+
+The exit code is 0 when all steps are done, 1 when not. In a notebook ``check("03")`` shows the same list.
+The first hint is the symptom in your own run's numbers; asked again about the same miss, the checker adds
+the idea and where it is documented, then the call.
+"""
+
+import argparse
+import sys
+from html import escape
+from pathlib import Path
+
+from assessment.checklist import DONE, UNSEEN, WRONG, Result, examine
+from assessment.checklists import checklist
+from assessment.checklists.common import ORDER
+from assessment.labs import ROOT
+from assessment.laws import survives
+from utils import progress
+from utils.errors import UserError, one_line_errors
+
+MARKS = {DONE: "✓", WRONG: "✗", UNSEEN: "·"}
+COLOURS = {DONE: "#117733", WRONG: "#cc3311", UNSEEN: "#666666"}
+STRENGTHS = 3
+
+
+def check(lab, script=None):
+    """Check ``labs/<lab>_*.py`` (or ``script``) and return a ``Report``, which shows itself.
+
+    A learner's mistake never raises. Raises ``UserError`` where there is no such lab or script.
+    """
+    plan = checklist(lab)
+    result = examine(script or ROOT / f"labs/{plan.name}.py", plan, ORDER)
+    report = Report(result, _strength(result))
+    _keep(result)
+    return report
+
+
+class Report:
+    """A ``Result`` to be read: a list of steps, one root cause, hints as strong as they were asked for."""
+
+    def __init__(self, result: Result, strength=1):
+        self.result, self.strength = result, strength
+
+    @property
+    def is_done(self):
+        return self.result.is_done
+
+    def lines(self):
+        """Return the report as (mark, text) pairs; the mark is None for what is no step."""
+        result = self.result
+        if result.is_untouched:
+            first = result.lab.items[0]
+            yield None, f"{result.script.name} is as it was made: nobody has written anything yet."
+            yield (
+                None,
+                f"Begin with TODO {first.number} ({first.title}); the notebook of this chapter says how to run it.",
+            )
+            return
+        for item in result.lab.items:
+            state = result.states[item.number]
+            yield state, f"{item.number:>2}  {item.title}" + ("" if state != UNSEEN else "  (not seen yet)")
+        if result.is_done:
+            yield None, "All steps are done."
+        cause = result.cause
+        if cause is not None:
+            yield None, ""
+            yield from ((None, line) for line in self.hints(cause))
+            others = sorted(
+                {miss.item.number for miss in result.misses if miss.item} - {cause.item and cause.item.number}
+            )
+            if others:
+                yield None, f"Then look again: what follows from this may hide or cause the rest ({_numbers(others)})."
+        elif not result.is_done:
+            waiting = [item.number for item in result.lab.items if result.states[item.number] != DONE]
+            yield (
+                None,
+                f"Nothing was seen yet of {_numbers(waiting)}: the run did not get that far, or does not show it.",
+            )
+        for advice in result.advice:
+            yield None, f"Right, but: {advice}"
+
+    def hints(self, miss):
+        """Return the lines about the root cause."""
+        where = f" (line {miss.verdict.line})" if miss.verdict.line else ""
+        if miss.item is None:
+            head = "The script ends with an error" if miss.law is survives else "The script does not end"
+            yield f"First: {head}{where}."
+            yield from miss.verdict.symptom.splitlines()
+            return
+        yield f"First, step {miss.item.number}, {miss.item.title}{where}:"
+        yield f"  What was seen: {miss.verdict.symptom}."
+        if self.strength > 1:
+            yield f"  The idea: {miss.item.idea}."
+        if self.strength > 2:
+            yield f"  The call: {miss.item.call}."
+        else:
+            yield "  Checked again with the same miss, the next hint is stronger."
+
+    def __repr__(self):
+        return "\n".join(f"{MARKS[mark]} {text}" if mark else text for mark, text in self.lines())
+
+    def _repr_html_(self):
+        rows = []
+        for mark, text in self.lines():
+            colour = COLOURS.get(mark, "inherit")
+            shown = f"<b>{MARKS[mark]}</b> {escape(text)}" if mark else escape(text)
+            rows.append(f"<div style='color: {colour}; white-space: pre-wrap'>{shown or '&nbsp;'}</div>")
+        return f"<div style='font-family: monospace; line-height: 1.5'>{''.join(rows)}</div>"
+
+
+def _numbers(numbers):
+    return ("steps " if len(numbers) > 1 else "step ") + ", ".join(map(str, numbers))
+
+
+def _strength(result):
+    """Return how strong the hint is to be: one more than the last time, if the root cause is the same."""
+    cause = result.cause
+    kept = progress.read().get("checks", {}).get(result.lab.name, {})
+    if cause is None or kept.get("cause") != cause.law.__name__:
+        return 1
+    return min(STRENGTHS, kept.get("strength", 0) + 1)
+
+
+def _keep(result):
+    done = [number for number, state in result.states.items() if state == DONE]
+    cause = result.cause and result.cause.law.__name__
+    facts = {"done": done, "of": len(result.states), "cause": cause, "strength": _strength(result)}
+    progress.keep("checks", result.lab.name, facts)
+
+
+def main():
+    """Check the script on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m assessment.check", description="Check a lab's script.")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("--lab", help="the lab's number, where the file's name does not say it")
+    args = parser.parse_args()
+    lab = args.lab or args.script.stem.split("_")[0]
+    if not lab.isdigit():
+        raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")
+    report = check(lab, args.script)
+    print(report)
+    sys.exit(0 if report.is_done else 1)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

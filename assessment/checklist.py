@@ -1,0 +1,162 @@
+"""A lab's checklist: which trials its script is put through, which laws make up each step, what to say on a miss.
+
+``examine(script, lab)`` runs the trials and returns a ``Result``: the state of every step, and one root cause.
+"""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from assessment import trial as trials
+from assessment.gradients import gradients_are_averaged
+from assessment.labs import is_untouched
+from assessment.laws import meets, survives
+from assessment.trial_data import trial_data
+from assessment.verdict import Verdict, unseen
+from utils.errors import UserError
+
+DONE, WRONG, UNSEEN = "done", "wrong", "not seen yet"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial: how many processes, with which flags (by name, without dashes), and what makes it special."""
+
+    name: str
+    processes: int
+    settings: dict  # flags that every script understands
+    flags: dict = field(default_factory=dict)  # those that the lab is about; None stands for a switch
+    is_cold: bool = False  # images as files, nothing prepared
+    delays: dict = field(default_factory=dict)
+    reference: str | None = None  # the earlier trial that this one is compared with
+
+
+@dataclass(frozen=True)
+class Item:
+    """One step of a lab: the laws that make it up, by trial, and two hints beyond the symptom."""
+
+    number: int
+    title: str
+    laws: tuple  # of (trial's name, law)
+    idea: str  # why, and where it is documented
+    call: str  # the missing call
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The checklist of one lab."""
+
+    name: str  # of the script, without .py
+    plans: tuple
+    items: tuple
+    optional: frozenset = frozenset(trials.CALM)  # flags that a script need not know
+
+
+@dataclass
+class Miss:
+    """A law that is broken or of which nothing was seen; ``item`` is None for a run that ended before its time."""
+
+    law: object
+    verdict: Verdict
+    item: Item | None = None
+
+
+@dataclass
+class Result:
+    """What the checker found: the state of each step, and the misses from cause to consequence."""
+
+    lab: Lab
+    script: Path
+    states: dict  # step number -> DONE, WRONG or UNSEEN
+    misses: list
+    seconds: float = 0.0
+    is_untouched: bool = False
+    advice: list = field(default_factory=list)
+
+    @property
+    def is_done(self):
+        return all(state == DONE for state in self.states.values()) and self.cause is None
+
+    @property
+    def cause(self):
+        """Return the ``Miss`` to look at first, None where no law is broken."""
+        return next((miss for miss in self.misses if miss.verdict.holds is False), None)
+
+
+def examine(script, lab, order):
+    """Run ``lab``'s trials on ``script`` and return the ``Result``; a learner's mistake is a result, no error.
+
+    ``order`` lists all laws from cause to consequence.
+    """
+    script = Path(script).absolute()
+    try:
+        text = script.read_text(encoding="utf-8")
+    except OSError:
+        raise UserError(f"{script} cannot be read: name a lab's script") from None
+    if is_untouched(text):
+        return Result(lab, script, {item.number: UNSEEN for item in lab.items}, [], is_untouched=True)
+    run = {}
+    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
+        folder, data = Path(folder), trial_data()
+        data.keep(folder / "data")
+        data.keep_as_files(folder / "images")
+        unknown = set()
+        for plan in lab.plans:
+            run[plan.name] = _attempt(script, data, folder, plan, unknown)
+            said = trials.unknown_flags(run[plan.name]) & lab.optional
+            if said:
+                unknown |= said
+                run[plan.name] = _attempt(script, data, folder, plan, unknown)
+            run[plan.name].reference = run.get(plan.reference)
+            if run[plan.name].state != "finished" and not plan.is_cold:
+                break  # what a broken run shows in other trials would only repeat it
+        _judge_by_one_process(script, data, folder, run, unknown)
+        return _judge(lab, script, run, order)
+
+
+def _judge_by_one_process(script, data, folder, run, unknown):
+    """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
+    finished = [one for one in run.values() if one.state == "finished" and one.evidence.world_size > 1]
+    hidden = [one for one in finished if gradients_are_averaged(one.evidence).holds is None]
+    if hidden and "batch_size" in hidden[0].evidence.settings:
+        settings = {"epochs": 2, "batch_size": 16, "seed": 3}
+        small = {"model": "lenet"}  # nothing in it looks at one share alone
+        plans = Plan("many", 2, settings, small), Plan("one", 1, settings | {"batch_size": 32}, small)
+        pair = tuple(_attempt(script, data, folder, plan, unknown) for plan in plans)
+        for one in hidden:
+            one.undivided = pair
+
+
+def _attempt(script, data, folder, plan, unknown):
+    where = {"dataset": f"folder:{folder / 'images'}", "data_dir": folder / "cold"} if plan.is_cold else {}
+    where = {"dataset": "digits", "data_dir": folder / "data"} | where
+    flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in unknown}
+    return trials.attempt(
+        script, data, folder, processes=plan.processes, settings=plan.settings, flags=flags, delays=plan.delays, **where
+    )
+
+
+def _asked(law, trial):
+    """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss."""
+    try:
+        return law(trial)
+    except Exception as fault:
+        return unseen(f"the checker itself failed at this ({law.__name__}: {type(fault).__name__}: {fault})")
+
+
+def _judge(lab, script, run, order):
+    """Hold the laws of every step against the trials, and put what does not hold in the order of causes."""
+    states, misses, advice = {}, [], []
+    for item in lab.items:
+        verdicts = [(law, _asked(law, run[name]) if name in run else unseen()) for name, law in item.laws]
+        advice += [one.symptom for _, one in verdicts if one.holds and one.symptom]
+        missed = [Miss(law, one, item) for law, one in verdicts if not one.holds]
+        is_wrong = any(one.verdict.holds is False for one in missed)
+        states[item.number] = WRONG if is_wrong else UNSEEN if missed else DONE
+        misses += missed
+    for one in run.values():
+        misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := law(one)).holds]
+    misses.sort(key=lambda miss: order.index(miss.law))  # stable: of one law the first trial comes first
+    return Result(
+        lab, script, states, misses, sum(one.seconds for one in run.values()), advice=list(dict.fromkeys(advice))
+    )

@@ -1,0 +1,62 @@
+"""Lab 02: data parallelism by hand."""
+
+from assessment import by_hand, judging, laws, records
+from assessment import statistics_of_ranks as statistics
+from assessment.checklist import Item, Lab, Plan
+from assessment.checklists.common import DOCS, THREE, TWO, everywhere
+from assessment.steps import steps
+
+PLANS = (
+    Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 3}, {"worker_load": "1,0.5"}),
+    Plan(THREE, 3, {"epochs": 3, "global_batch_size": 32, "seed": 8}),
+)
+KEPT = Item(
+    0,
+    "what the starter had",
+    everywhere(
+        laws.joins, laws.labels_fit, laws.orders_change, judging.evaluates_in_evaluation_mode,
+        judging.judges_test_images, judging.saves_the_network, records.one_rank_prints, records.one_rank_writes,
+    ),
+    "the script that this lab began with did this rightly; a change of yours has broken it",
+    "compare with the starter: reset gives it back, and keeps yours beside it",
+)  # fmt: skip
+ITEMS = {
+    1: (
+        everywhere(by_hand.divides_by_load),
+        "a rank with half the load takes half the images, so that all are done at the same time; shares are whole"
+        " numbers and add up to the batch",
+        "int(global_batch * load / sum(loads)) each, then one more for the first ranks until none is left",
+    ),
+    2: (
+        everywhere(by_hand.takes_its_part),
+        "all ranks hold the same global batch; the images of the ranks before this one come first",
+        "mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))",
+    ),
+    3: (
+        everywhere(laws.starts_alike),
+        f"every rank has drawn weights of its own; equal gradients keep only equal weights equal"
+        f" ({DOCS}/distributed.html, broadcast)",
+        "dist.broadcast(tensor.detach(), src=0) for each of model.parameters() and model.buffers()",
+    ),
+    4: (
+        everywhere(by_hand.goes_round_the_ring),
+        "each rank sends one chunk to the right and takes one from the left, world_size - 1 times to add, as often to"
+        f" pass on ({DOCS}/distributed.html, batch_isend_irecv)",
+        "dist.batch_isend_irecv([P2POp(isend, chunks[out], right), P2POp(irecv, buffer, left)]), then wait for all",
+    ),
+    5: (
+        everywhere(laws.averages, laws.stays_in_lockstep),
+        "a rank's gradient is the mean over its own images; in the mean over all it weighs own / total",
+        "flat = torch.cat(gradients) * own / total, through the ring, and back with split and view_as",
+    ),
+    6: (
+        everywhere(statistics.combines_running_statistics, judging.judges_alike, judging.reports_the_truth),
+        "the variance of all images is the mean of the variances plus the variance of the means",
+        "mean = sum of f mean_r; variance = sum of f (variance_r + (mean_r - mean)^2), all-reduced",
+    ),
+}
+LAB = Lab(
+    "02_from_scratch",
+    PLANS,
+    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("02_from_scratch"))),
+)

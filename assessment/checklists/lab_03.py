@@ -1,0 +1,104 @@
+"""Lab 03: DistributedDataParallel, in ten steps."""
+
+from assessment import judging, laws, records
+from assessment.checklist import Item, Lab, Plan
+from assessment.checklists.common import COLD, DOCS, THREE, TWO, everywhere
+from assessment.steps import steps
+from assessment.trial import CALM
+
+PLANS = (
+    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}),
+    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"step 6:1": 0.3}, reference=TWO),
+    Plan(
+        COLD,
+        2,
+        {"epochs": 4, "batch_size": 16, "seed": 3},
+        {"target_accuracy": "0.0", "patience": "2"},
+        is_cold=True,
+        delays={"writing once:0": 1.5},
+    ),
+)
+
+
+ITEMS = {
+    1: (
+        everywhere(laws.knows_its_rank),
+        f"torchrun starts the file once for each rank and says which one it is only through the environment"
+        f" ({DOCS}/elastic/run.html, Environment Variables)",
+        'rank = int(os.environ["RANK"]), and LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE likewise',
+    ),
+    2: (
+        everywhere(laws.joins),
+        f"processes find each other in a process group, and each must join it before any collective"
+        f" ({DOCS}/distributed.html, Initialization)",
+        "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",
+    ),
+    3: (
+        ((COLD, records.prepares_once),),
+        "one process of each machine prepares the data; the others must not go on before it is whole, so they wait"
+        f" at a barrier behind it ({DOCS}/distributed.html, barrier)",
+        "if local_rank == 0: prepare(...), then dist.barrier(patient) on every rank",
+    ),
+    4: (
+        (
+            *everywhere(laws.shares_are_disjoint, laws.shares_are_the_data, laws.labels_fit, laws.settings_are_obeyed),
+            (THREE, laws.obeys_the_seed),
+        ),
+        "each image belongs to one rank in an epoch; a sampler shuffles alike on all ranks and deals the images out"
+        f" ({DOCS}/data.html, DistributedSampler)",
+        "DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True), handed to the"
+        " DataLoader as sampler=",
+    ),
+    5: (
+        everywhere(laws.orders_change),
+        "the sampler shuffles by seed + epoch, and does not know the epoch by itself"
+        f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
+        "sampler.set_epoch(epoch) at the head of each epoch",
+    ),
+    6: (
+        everywhere(laws.starts_alike, laws.averages, laws.stays_in_lockstep, laws.steps_alike),
+        "equal weights and equal gradients keep the ranks equal: the wrapper sends rank 0's weights to all at the"
+        f" start and averages gradients in backward ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
+        "parallel = DistributedDataParallel(model), called in the loop instead of model",
+    ),
+    7: (
+        everywhere(
+            records.one_rank_prints,
+            records.one_rank_writes,
+            records.states_the_effective_batch,
+            judging.saves_the_network,
+        ),
+        "all ranks run every line; what may happen only once stands behind a condition on the rank, collectives never",
+        "if rank == 0: around the record and the prints; effective_batch=world_size * args.batch_size",
+    ),
+    8: (
+        (*everywhere(records.records_epochs), (THREE, records.times_the_slowest_rank)),
+        f"an epoch is over when its slowest rank is done, and every rank counted its own images only"
+        f" ({DOCS}/distributed.html, all_reduce and ReduceOp)",
+        "dist.all_reduce(seconds, op=dist.ReduceOp.MAX) and dist.all_reduce(sums)",
+    ),
+    9: (
+        everywhere(
+            judging.reports_the_truth,
+            judging.evaluates_in_evaluation_mode,
+            judging.judges_test_images,
+            judging.judges_alike,
+        ),
+        "sums over all test images, divided once, are exact for shares of any size; means of means and padded shares"
+        f" are not. Running statistics differ between ranks until they are sent ({DOCS}/distributed.html, broadcast)",
+        "own images test.images[rank::world_size]; dist.all_reduce(sums); dist.broadcast(buffer, src=0)",
+    ),
+    10: (
+        ((COLD, records.stops_together),),
+        "a rank that leaves the loop alone lets the others wait for it in their next collective: decide by a number"
+        " that is the same on all ranks",
+        "decide by the accuracy that evaluate returns after its all_reduce",
+    ),
+}
+
+LAB = Lab(
+    "03_ddp",
+    PLANS,
+    tuple(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("03_ddp")),
+    optional=frozenset(CALM) | {"target_accuracy", "patience"},
+)

@@ -1,0 +1,47 @@
+"""Lab 06: the learning rate follows the effective batch."""
+
+from assessment import rates
+from assessment.checklist import Item, Lab, Plan
+from assessment.checklists.common import KEPT, THREE, TWO
+from assessment.steps import steps
+
+LEFT = "the rate left alone"
+PLANS = (
+    Plan(
+        TWO,
+        2,
+        {"epochs": 2, "batch_size": 16, "seed": 3},
+        {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"},
+    ),
+    Plan(
+        THREE,
+        3,
+        {"epochs": 3, "batch_size": 11, "seed": 8},
+        {"lr_scaling": "sqrt", "base_lr": "0.02", "reference_batch": "12"},
+    ),
+    Plan(
+        LEFT,
+        1,
+        {"epochs": 1, "batch_size": 40, "seed": 3},
+        {"lr_scaling": "none", "base_lr": "0.03", "reference_batch": "10"},
+    ),
+)
+PAPER = "Goyal et al. 2017, section 2.1"
+ITEMS = {
+    1: (
+        ((TWO, rates.knows_the_factor), (THREE, rates.knows_the_factor)),
+        "what counts is how many images a step averages over, not how many processes hold them: the factor is the"
+        f" effective batch by --reference-batch ({PAPER})",
+        "factor = world_size * args.batch_size / args.reference_batch",
+    ),
+    2: (
+        ((TWO, rates.follows_the_batch), (THREE, rates.follows_the_batch), (LEFT, rates.follows_the_batch)),
+        f"linear takes factor times the rate, sqrt the root of factor times, none leaves it ({PAPER})",
+        'rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]',
+    ),
+}
+LAB = Lab(
+    "06_learning_rate",
+    PLANS,
+    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("06_learning_rate"))),
+)

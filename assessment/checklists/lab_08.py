@@ -1,0 +1,39 @@
+"""Lab 08: the learning rate warms up."""
+
+from assessment import rates
+from assessment.checklist import Item, Lab, Plan
+from assessment.checklists.common import KEPT, THREE, TWO
+from assessment.steps import steps
+
+DECAYING = "warm-up and decay"
+SCALED = {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"}
+PLANS = (
+    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, SCALED | {"warmup_epochs": "1.5"}),
+    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, SCALED),
+    Plan(
+        DECAYING,
+        1,
+        {"epochs": 2, "batch_size": 40, "seed": 3},
+        SCALED | {"warmup_epochs": "1.0", "lr_decay": "0.2"},
+    ),
+)
+PAPER = "Goyal et al. 2017, section 2.2"
+ITEMS = {
+    1: (
+        ((TWO, rates.rates_follow_the_plan), (THREE, rates.rates_follow_the_plan)),
+        f"the rate climbs evenly from rate / factor to rate over the first epochs, step by step ({PAPER}); without"
+        " warm-up it is the full rate at once",
+        "cold + (1 - cold) * min(1.0, step / warmup_steps), with cold = 1 / max(1.0, factor)",
+    ),
+    2: (
+        ((DECAYING, rates.rates_follow_the_plan),),
+        "one schedule holds both: the part that warm-up has reached times the part that decay leaves"
+        " (torch.optim.lr_scheduler.LambdaLR)",
+        "lambda step: warmed(step) / (1 + args.lr_decay * step)",
+    ),
+}
+LAB = Lab(
+    "08_warmup",
+    PLANS,
+    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("08_warmup"))),
+)

@@ -1,0 +1,42 @@
+"""Lab 09: NovoGrad."""
+
+from assessment import rates
+from assessment.checklist import Item, Lab, Plan
+from assessment.checklists.common import KEPT, THREE, TWO
+from assessment.steps import steps
+
+SGD = "--optimizer sgd"
+PLANS = (
+    Plan(
+        TWO,
+        2,
+        {"epochs": 2, "batch_size": 16, "seed": 3},
+        {"optimizer": "novograd", "base_lr": "0.01", "weight_decay": "0.01"},
+    ),
+    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, {"optimizer": "novograd", "base_lr": "0.02"}),
+    Plan(SGD, 1, {"epochs": 1, "batch_size": 40, "seed": 3}, {"optimizer": "sgd", "momentum": "0.7"}),
+)
+PAPER = "Ginsburg et al. 2019, algorithm 1"
+ITEMS = {
+    1: (
+        ((TWO, rates.divides_by_the_layers_size), (THREE, rates.divides_by_the_layers_size)),
+        f"each layer has one number, the running mean of its gradient's squared size; at the first step it is that"
+        f" square alone ({PAPER}, v)",
+        'state["second"] = beta2 * state["second"] + (1 - beta2) * square if state else square',
+    ),
+    2: (
+        ((TWO, rates.takes_novograd_steps), (THREE, rates.takes_novograd_steps)),
+        f"the gradient is divided first; then decay x weight joins, then momentum ({PAPER}, m)",
+        "direction = gradient / (second.sqrt() + 1e-8) + decay * weight; first = beta1 * first + direction",
+    ),
+    3: (
+        ((TWO, rates.chooses_the_optimizer), (SGD, rates.remembers)),
+        "--optimizer decides, with the betas that the lab names, and sgd stays what it was",
+        "NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)",
+    ),
+}
+LAB = Lab(
+    "09_novograd",
+    PLANS,
+    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("09_novograd"))),
+)

@@ -1,0 +1,177 @@
+"""What a run did, rank by rank: the recorder's events put into steps, epochs and evaluations.
+
+evidence = Evidence.read(folder, world_size, data)
+evidence.ranks[1].steps[0].rows      # the training images of rank 1's first optimizer step
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+SAME = 0.02  # fingerprints of different images are further apart than this, roundings of one image are not
+
+
+@dataclass
+class Step:
+    """One optimizer step of one rank, with all forward passes whose gradients it applied."""
+
+    rows: list  # index of each training image, None for one that is not in the training set
+    labels: list  # what the loss took for each image's label
+    weights: list  # weight of each image in this rank's loss: 1 / images for a mean
+    sizes: list  # images of each forward pass
+    seen: dict  # the weights that the forward passes used, as sketches by name
+    rates: list
+    local: dict  # name -> sketch of this rank's own gradient, None where it was not seen
+    applied: dict  # name -> sketch of the gradient that the optimizer applied
+    norms: dict  # name -> size of the applied gradient
+    before: dict  # name -> sketch of the weight before the step
+    after: dict
+    clipped: bool
+    line: int | None
+    time: float
+    dtype: str
+    buffers: dict  # of the last forward pass, once it is done
+
+
+@dataclass
+class Evaluation:
+    """The forward passes without backward between two training steps of one rank."""
+
+    after: int  # optimizer steps before it
+    rows: list  # index of each test image, None for one that is not in the test set
+    in_training_mode: bool
+    buffers: dict
+    weights: dict
+    line: int | None
+
+
+@dataclass
+class Rank:
+    """What one rank did."""
+
+    number: int
+    events: list
+    steps: list = field(default_factory=list)
+    evaluations: list = field(default_factory=list)
+
+    def named(self, event):
+        """Return the events of one kind, in order."""
+        return [one for one in self.events if one["event"] == event]
+
+
+@dataclass
+class Evidence:
+    """What all ranks of one run did, and the data that they did it to."""
+
+    ranks: list
+    data: object
+    settings: dict
+
+    @classmethod
+    def read(cls, folder, world_size, data, settings):
+        """Read what the recorder wrote into ``folder``."""
+        events = {rank: [] for rank in range(world_size)}
+        for path in sorted(Path(folder).glob("*.jsonl")):
+            written = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            told = [one["rank"] for one in written if one["event"] in ("start", "group") and one["rank"] is not None]
+            if told and int(told[-1]) in events:
+                events[int(told[-1])] += written
+        ranks = [Rank(rank, sorted(found, key=lambda one: one["time"])) for rank, found in events.items()]
+        for rank in ranks:
+            _assemble(rank, data)
+        return cls(ranks, data, settings)
+
+    @property
+    def world_size(self):
+        return len(self.ranks)
+
+    @property
+    def rounds(self):
+        """Return the steps that all ranks took, each as the list of its ranks' ``Step``."""
+        return list(zip(*(rank.steps for rank in self.ranks), strict=False))
+
+    def epochs(self, rank):
+        """Return a rank's steps cut into epochs: as many equal parts as ``--epochs`` says.
+
+        Where they do not divide (a script that stops early or pads), evaluations cut them.
+        """
+        steps, count = self.ranks[rank].steps, self.settings["epochs"]
+        if steps and len(steps) % count == 0:
+            size = len(steps) // count
+            return [steps[at : at + size] for at in range(0, len(steps), size)]
+        cuts = sorted({0, len(steps), *(one.after for one in self.ranks[rank].evaluations)})
+        return [steps[low:high] for low, high in itertools.pairwise(cuts)]
+
+
+def _assemble(rank, data):
+    """Fill in the steps and evaluations of ``rank`` from its events."""
+    told = {one["number"]: one for one in rank.named("backward")}
+    waiting, clipped, pending = [], False, None
+    for event in rank.events:
+        kind = event["event"]
+        if kind == "forward" and event["number"] in told:
+            waiting.append(event | {"told": told[event["number"]]})
+        elif kind == "forward" and "rows" in event and not event["teaches"]:
+            if pending is None or pending.after != len(rank.steps):
+                pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["weights"], event["line"])
+                rank.evaluations.append(pending)
+            pending.rows += data.find("test", event["rows"])
+            pending.in_training_mode |= event["layers_in_training"]
+        elif kind == "call" and event["name"].startswith("clip_grad"):
+            clipped = True
+        elif kind == "step" and not waiting and rank.steps and _other_half(rank.steps[-1], event):
+            last = rank.steps[-1]
+            for mine, theirs in _halves(last, event):
+                mine.update(theirs)
+            last.rates += event["rates"]
+        elif kind == "step":
+            rank.steps.append(_step(event, waiting, clipped, data))
+            waiting, clipped = [], False
+
+
+def _halves(step, event):
+    names = ("local", "applied", "norms"), ("weights_before", "weights_after")
+    yield from ((getattr(step, name), event[name]) for name in names[0])
+    yield from ((getattr(step, name.removeprefix("weights_")), event[name]) for name in names[1])
+
+
+def _other_half(step, event):
+    """Say whether ``event`` belongs to ``step``: another optimizer that holds other weights."""
+    return not (step.before.keys() & event["weights_before"].keys())
+
+
+def _step(event, forwards, clipped, data):
+    def joined(name):
+        return [one for forward in forwards for one in forward["told"][name]]
+
+    rows = [row for forward in forwards for row in data.find("train", forward.get("rows", []))]
+    return Step(
+        rows,
+        joined("labels"),
+        joined("weights"),
+        [len(forward["told"]["labels"]) for forward in forwards],
+        forwards[0]["weights"] if forwards else {},
+        event["rates"],
+        event["local"],
+        event["applied"],
+        event["norms"],
+        event["weights_before"],
+        event["weights_after"],
+        clipped,
+        forwards[0]["line"] if forwards else None,
+        event["time"],
+        forwards[0].get("dtype", "") if forwards else "",
+        forwards[-1]["buffers"] if forwards else {},
+    )
+
+
+def nearest(known, rows):
+    """Return the index in ``known`` (fingerprints) of each of ``rows``, None where none is near."""
+    if not rows:
+        return []
+    distance = torch.cdist(torch.tensor(rows), known)
+    closest = distance.min(dim=1)
+    return [int(at) if near < SAME else None for near, at in zip(closest.values, closest.indices, strict=True)]

@@ -1,0 +1,161 @@
+"""The law of gradients: every step applies the mean gradient of all images that all ranks saw in it.
+
+What each rank applied is solved for, by least squares over sketches, as a sum of all ranks' local gradients:
+applied = c_0 local_0 + c_1 local_1 + ... Together with the weight that each image had in its rank's loss
+this says how much every image counts, whoever did the averaging: DDP, hooks, flat buckets, a loss divided by
+the world size and a sum, accumulation. Each must count 1 / (images of the step).
+"""
+
+import torch
+
+from assessment.verdict import HOLDS, broken, listed, unseen
+
+CLOSE = 0.03  # compressed gradients (16 bits) are nearer than this, mistakes are not
+FIT = 0.02
+
+
+def gradients_are_averaged(evidence):
+    """Every step applies the mean gradient over all ranks' images."""
+    rounds = [steps for steps in evidence.rounds if all(step.rows for step in steps)]
+    if not rounds or not any(own(steps) for steps in rounds):
+        return unseen("no rank's own gradients were seen")
+    found = [count_images(steps) for steps in rounds]
+    if weights_are_averaged(rounds, found):
+        return HOLDS
+    scales = []
+    for number, (steps, counts) in enumerate(zip(rounds, found, strict=True), start=1):
+        for rank, (count, rest, step) in enumerate(zip(*counts, steps, strict=True)):
+            if rest > FIT:
+                return mixed(rounds, number, rank)
+            if count.max() - count.min() > CLOSE * count.abs().max().clamp_min(1e-9):
+                return unequal(count, rank, number, step)
+            scales.append((number, count.mean().item(), step))
+    return scaled(scales, evidence.world_size)
+
+
+def own(steps):
+    """Return the names of the weights whose local gradients all ranks showed."""
+    names = [set(step.applied) & {name for name, one in step.local.items() if one} for step in steps]
+    return sorted(set.intersection(*names))
+
+
+def stacked(sketches, names):
+    return torch.tensor([sketches[name] for name in names], dtype=torch.float64).flatten()
+
+
+def count_images(steps):
+    """Return, for each rank, how much the images of every rank count in what it applied, and what is left over.
+
+    1 is what is right: the weight of one image times the images of the step. What is left over is relative.
+    """
+    names = own(steps)
+    if not names:
+        return [torch.ones(len(steps))] * len(steps), [0.0] * len(steps)
+    local = torch.stack([stacked(step.local, names) for step in steps], dim=1)
+    total = sum(len(step.rows) for step in steps)
+    weight = torch.tensor([image_weight(step, len(steps), total) * total for step in steps])
+    counts, rests = [], []
+    for step in steps:
+        applied = stacked(step.applied, names)
+        share = torch.linalg.lstsq(local, applied.unsqueeze(1), driver="gelsd").solution[:, 0]
+        rests.append(((local @ share - applied).norm() / applied.norm().clamp_min(1e-12)).item())
+        counts.append(share.float() * weight)
+    return counts, rests
+
+
+def image_weight(step, world_size, total):
+    """Return how much each image weighs in a rank's loss, taken as the simple fraction that is nearest.
+
+    Losses other than plain cross-entropy (label smoothing, a penalty) blur what is measured a little.
+    """
+    if not step.weights:
+        return 1 / len(step.rows)
+    measured = torch.tensor(step.weights).median().item()
+    images, passes = len(step.rows), len(step.sizes)
+    simple = [1 / (images * parts) for parts in (1, world_size, 1 / world_size, 1 / passes, world_size / passes)]
+    simple += [1.0, 1 / total]
+    nearest = min(simple, key=lambda one: abs(one / measured - 1) if measured else one)
+    return nearest if abs(nearest / max(measured, 1e-12) - 1) < 0.25 else measured
+
+
+def weights_are_averaged(rounds, found):
+    """Say whether the ranks average their weights after each step instead: the same, for SGD."""
+    for (steps, counts), following in zip(zip(rounds, found, strict=True), rounds[1:], strict=False):
+        names = sorted(set.intersection(*(set(step.after) & set(step.seen) for step in (*steps, *following))))
+        if not names or not all(is_local(count, rank) for rank, count in enumerate(counts[0])):
+            return False
+        mean = torch.stack([stacked(step.after, names) for step in steps]).mean(dim=0)
+        moved = (mean - stacked(steps[0].before, names)).norm()
+        if any((stacked(step.seen, names) - mean).norm() > FIT * moved for step in following):
+            return False
+    return len(rounds) > 1
+
+
+def is_local(count, rank):
+    """Say whether a rank's images alone count in what it applied."""
+    others = torch.cat([count[:rank], count[rank + 1 :]])
+    return len(others) > 0 and others.abs().max() < CLOSE * count[rank].abs()
+
+
+def mixed(rounds, number, rank):
+    """Name what else a gradient holds that is no sum of the ranks' local ones."""
+    steps = rounds[number - 1]
+    names, step = own(steps), steps[rank]
+    local = torch.stack([stacked(one.local, names) for one in steps], dim=1)
+    applied = stacked(step.applied, names)
+    if number > 1:
+        earlier = stacked(rounds[number - 2][rank].applied, names)
+        columns = torch.cat([local, earlier.unsqueeze(1)], dim=1)
+        share = torch.linalg.lstsq(columns, applied.unsqueeze(1), driver="gelsd").solution[:, 0]
+        rest = (columns @ share - applied).norm() / applied.norm()
+        if rest < FIT and abs(share[-1]) > CLOSE:
+            return broken(
+                f"the gradient of step {number} on rank {rank} still holds {share[-1]:.2f} times that of step"
+                f" {number - 1}",
+                step.line,
+            )
+    mean = {name: torch.tensor([one.local[name] for one in steps]).mean(dim=0) for name in names}
+    apart = [name for name in names if not near(torch.tensor(step.applied[name]), mean[name])]
+    kept = [name for name in apart if near(torch.tensor(step.applied[name]), torch.tensor(step.local[name]))]
+    if kept and len(kept) < len(names):
+        return broken(
+            f"rank {rank} applies the mean gradient to {len(names) - len(apart)} of {len(names)} parameters, but its"
+            f" own to {listed(kept)}",
+            step.line,
+        )
+    return broken(
+        f"in step {number} the gradient that rank {rank} applies is no mean of the ranks' gradients"
+        + (f" (parameters {listed(apart)})" if len(apart) < len(names) else ""),
+        step.line,
+    )
+
+
+def near(one, other):
+    return (one - other).norm() <= CLOSE * other.norm().clamp_min(1e-9)
+
+
+def unequal(count, rank, number, step):
+    """Name a gradient in which the images of the ranks do not count alike."""
+    if is_local(count, rank):
+        return broken(
+            f"rank {rank} applies its own gradient alone: what the others computed in step {number} does not count",
+            step.line,
+        )
+    told = ", ".join(f"{one:.2f} on rank {other}" for other, one in enumerate(count.tolist()))
+    return broken(
+        f"in step {number} images count unequally in what rank {rank} applies (1 is right): {told}", step.line
+    )
+
+
+def scaled(scales, world_size):
+    """Judge a gradient that is the mean times a number: 1, or less where it was clipped."""
+    off = [(number, scale, step) for number, scale, step in scales if abs(scale - 1) > CLOSE]
+    if not off:
+        return HOLDS
+    sizes = torch.tensor([sum(norm**2 for norm in step.norms.values()) ** 0.5 for _, _, step in off])
+    is_one_size = len(off) > 1 and sizes.std() < 0.01 * sizes.mean()
+    if all(scale < 1 for _, scale, _ in off) and (all(step.clipped for *_, step in off) or is_one_size):
+        return HOLDS
+    number, scale, step = off[0]
+    name = "the sum over the ranks, not the mean" if abs(scale - world_size) < CLOSE * world_size else "not the mean"
+    return broken(f"the gradient applied in step {number} is {scale:.2f} times the mean gradient: {name}", step.line)

@@ -1,0 +1,191 @@
+"""The laws of validation: the saved weights are the network's, and the reported number is theirs."""
+
+import re
+
+import torch
+
+from assessment.laws import differing
+from assessment.records import metrics, number
+from assessment.sketch import sketch
+from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
+from utils import models
+
+PREFIXES = ("module.", "_orig_mod.")
+
+
+def saved_weights(trial):
+    """Return ``model.pt`` as a state dictionary, or the ``Verdict`` that says why it cannot be had."""
+    path = trial.run_dir / "model.pt"
+    if not path.exists():
+        return unseen("the run did not finish") if trial.state != "finished" else broken("the run left no model.pt")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as problem:
+        reason = str(problem).splitlines()[0][:120]
+        return broken(f"model.pt cannot be loaded with weights_only=True: {reason}")
+    if not isinstance(state, dict) or not all(torch.is_tensor(one) for one in state.values()):
+        held = list(state)[:3] if isinstance(state, dict) else type(state).__name__
+        return broken(f"model.pt holds {held}, not the state_dict of a network")
+    return state
+
+
+def saves_the_network(trial):
+    """``model.pt`` is the bare network's ``state_dict`` after the last step."""
+    state = saved_weights(trial)
+    if not isinstance(state, dict):
+        return state
+    prefix = next((one for one in PREFIXES if any(name.startswith(one) for name in state)), None)
+    if prefix:
+        return broken(f"the names in model.pt begin with {prefix!r}: it is the wrapper that was saved, not the network")
+    last = next((rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps), None)
+    if not last:
+        return HOLDS
+    names = sorted(set(last) & set(state))
+    missing = sorted(set(last) - set(state))
+    if missing:
+        return broken(f"model.pt lacks {listed(missing)}")
+    saved = {name: sketch(state[name]) for name in names}
+    averaged = mean_of_last(trial, names)
+    if differing([saved, {name: last[name] for name in names}]) and differing([saved, averaged]):
+        return broken("the weights in model.pt are not those after the last step")
+    return HOLDS
+
+
+def mean_of_last(trial, names):
+    """Return the mean over the ranks of their weights after the last step (ranks may average weights)."""
+    every = [rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps]
+    return {name: torch.tensor([one.get(name, every[0][name]) for one in every]).mean(dim=0).tolist() for name in names}
+
+
+def rebuilt(state, data):
+    """Return the network of the course that ``state`` fits, in evaluation mode; None where none does."""
+    channels, classes = data.train.images.shape[1], len(data.train.classes)
+    for name in models.MODELS:
+        network = models.build(name, channels, classes, width=1.0, dropout=0.0)
+        fits = network.state_dict().keys() == state.keys()
+        if fits and all(one.shape == state[key].shape for key, one in network.state_dict().items()):
+            network.load_state_dict(state)
+            return network.eval()
+    return None
+
+
+@torch.inference_mode()
+def predictions(network, images):
+    return torch.cat([network(part).argmax(dim=1) for part in images.split(500)])
+
+
+def reports_the_truth(trial):
+    """The reported accuracy is that of the saved network on all test images, each counted once."""
+    state = saved_weights(trial)
+    if not isinstance(state, dict):
+        return unseen("there are no saved weights to judge by")
+    network = rebuilt(state, trial.evidence.data)
+    if network is None:
+        return unseen("the saved weights fit no network of the course")
+    test = trial.evidence.data.test
+    correct = predictions(network, test.images) == test.labels
+    accuracy = correct.float().mean().item()
+    reported = reported_accuracy(trial, accuracy)
+    if reported is None:
+        return broken("the run reports no validation accuracy in its record")
+    if abs(reported - accuracy) < 1e-4:
+        return wasteful(trial) or HOLDS
+    return broken(
+        f"the run reports a validation accuracy of {reported:.4f}; the saved network has {accuracy:.4f}"
+        f" ({int(correct.sum())} of {len(test)}){explained(trial, correct, reported)}",
+        next((rank.evaluations[-1].line for rank in trial.evidence.ranks if rank.evaluations), None),
+    )
+
+
+def wasteful(trial):
+    """Return a verdict that holds, with advice, where every rank judged everything."""
+    counts = [len(rank.evaluations[-1].rows) for rank in trial.evidence.ranks if rank.evaluations]
+    total = len(trial.evidence.data.test)
+    if len(counts) > 1 and all(count == total for count in counts):
+        return Verdict(
+            True,
+            f"each of {len(counts)} ranks judges all {total} test images; shared out, that takes less time",
+        )
+    return None
+
+
+def reported_accuracy(trial, truth):
+    """Return the last accuracy in ``metrics.csv``; without that, the number nearest ``truth`` in what was written."""
+    rows = metrics(trial)
+    if rows and "val_accuracy" in rows[-1]:
+        return number(rows[-1]["val_accuracy"])
+    texts = [
+        path.read_text(errors="replace")
+        for path in trial.run_dir.glob("*")
+        if path.suffix in (".csv", ".json", ".jsonl", ".txt", ".log")
+    ]
+    found = [float(one) for text in (*texts, trial.logs[0]) for one in re.findall(r"\d+\.\d+", text)]
+    candidates = [one for value in found for one in (value, value / 100) if 0 <= one <= 1]
+    near = min(candidates, key=lambda one: abs(one - truth), default=None)
+    if near is None:
+        return None
+    return truth if abs(near - truth) < 6e-4 else near
+
+
+def explained(trial, correct, reported):
+    """Say what about the evaluation makes its number wrong, as far as it was seen."""
+    evaluations = [rank.evaluations[-1] for rank in trial.evidence.ranks if rank.evaluations]
+    rows = [[row for row in one.rows if row is not None] for one in evaluations]
+    if not any(rows):
+        return ""
+    total = len(correct)
+    means = [correct[own].float().mean().item() for own in rows if own]
+    together = [row for own in rows for row in own]
+    twice, missed = len(together) - len(set(together)), total - len(set(together))
+    if missed:
+        return f": only {total - missed} of the {total} test images were judged"
+    if any(one.in_training_mode for one in evaluations):
+        return ": the network was in training mode"
+    if differing_buffers(evaluations):
+        return ": the ranks judged with running statistics of their own"
+    if len(rows) > 1 and 0 < twice < total:
+        return f": {twice} of the {total} test images counted twice"
+    if len(means) > 1 and abs(sum(means) / len(means) - reported) < 1e-4:
+        return ": it is the mean of the ranks' means, whose shares are not of one size"
+    if len(means) > 1 and any(abs(one - reported) < 1e-4 for one in means):
+        return ": it is the accuracy of one rank's share"
+    return ": every image was judged once, so the sums are put together wrongly"
+
+
+def evaluates_in_evaluation_mode(trial):
+    """BatchNorm and dropout are in evaluation mode while the network is judged."""
+    evaluations = [one for rank in trial.evidence.ranks for one in rank.evaluations]
+    if not evaluations:
+        return unseen("no validation was seen")
+    wrong = next((one for one in evaluations if one.in_training_mode), None)
+    return HOLDS if wrong is None else broken("the network is in training mode while it is judged", wrong.line)
+
+
+def differing_buffers(evaluations):
+    """Return the names of buffers with which the ranks judge that are not the same."""
+    names = [name for name, value in evaluations[0].buffers.items() if isinstance(value, list)]
+    held = [one for one in evaluations if all(name in one.buffers for name in names)]
+    return differing([{name: one.buffers[name] for name in names} for one in held]) if len(held) > 1 else []
+
+
+def judges_alike(trial):
+    """All ranks that take part in validation judge the same network: its weights, its running statistics."""
+    ranks = [rank.evaluations for rank in trial.evidence.ranks if rank.evaluations]
+    if not ranks:
+        return unseen("no validation was seen")
+    for evaluations in zip(*ranks, strict=False):
+        names = differing_buffers(evaluations)
+        if names:
+            return broken(f"the ranks judge with running statistics of their own: {listed(names)}", evaluations[0].line)
+    return HOLDS
+
+
+def judges_test_images(trial):
+    """No training image is judged, and no test image trained on."""
+    rows = [row for rank in trial.evidence.ranks for one in rank.evaluations for row in one.rows]
+    if not rows:
+        return unseen("no validation was seen")
+    strangers = sum(row is None for row in rows)
+    return (
+        HOLDS if not strangers else broken(f"{percent(strangers, len(rows))} of the images judged are not test images")
+    )

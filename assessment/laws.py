@@ -1,0 +1,298 @@
+"""The laws of a data-parallel run, each one function over what all ranks did (``Trial``), in causal order.
+
+A law returns a ``Verdict``: it holds, it is broken (with the symptom in numbers), or nothing was seen that
+could tell. What a law judges is behaviour: which images, gradients, weights and files, never how the script
+is written.
+"""
+
+import itertools
+import re
+
+import torch
+
+from assessment.gradients import gradients_are_averaged
+from assessment.verdict import HOLDS, broken, listed, percent, unseen
+
+UNDIVIDED = 1e-3  # relative to the size of all weights
+EQUAL = 1e-4  # relative: sums taken in another order differ by less
+
+
+def joins(trial):
+    """All ranks join one process group of the world's size."""
+    world_size = trial.evidence.world_size
+    for rank in trial.evidence.ranks:
+        groups = rank.named("group")
+        if not groups:
+            joining = rank.named("joining")
+            if joining:
+                return broken(f"rank {rank.number} waits in init_process_group for the others", joining[0]["line"])
+            if rank.events and (rank.steps or trial.state == "finished"):
+                return broken(f"rank {rank.number} works without having joined a process group")
+            return unseen(f"rank {rank.number} ended before it joined a process group")
+        if groups[0]["world_size"] != world_size:
+            return broken(
+                f"{world_size} processes were started, but rank {rank.number} joined a group of"
+                f" {groups[0]['world_size']}"
+            )
+    numbers = [rank.named("group")[0]["rank"] for rank in trial.evidence.ranks]
+    return HOLDS if sorted(numbers) == list(range(world_size)) else broken(f"the ranks in the group are {numbers}")
+
+
+def knows_its_rank(trial):
+    """The script asks which rank it is: torchrun's variables, or the group."""
+    for rank in trial.evidence.ranks:
+        if not rank.events:
+            return unseen(f"rank {rank.number} ended before it began")
+        if not rank.named("asks its rank"):
+            count = trial.evidence.world_size
+            return broken(f"{count} processes were started, and none of them asked which of the {count} it is")
+    return HOLDS
+
+
+def survives(trial):
+    """No rank dies."""
+    if trial.state != "failed":
+        return HOLDS
+    return broken(trial.failure, failing_line(trial.failure))
+
+
+def failing_line(failure):
+    """Return the last line of a script under ``labs`` or elsewhere that stands in a traceback, or None."""
+    lines = re.findall(r'File "[^"]*\.py", line (\d+), in', failure)
+    return int(lines[0]) if lines else None
+
+
+def meets(trial):
+    """No rank waits for ever: all enter the same collectives in the same order."""
+    if trial.state != "hung":
+        return HOLDS
+    calls = [[(one["name"], one["numel"]) for one in rank.named("collective")] for rank in trial.evidence.ranks]
+    lines = [[one["line"] for one in rank.named("collective")] for rank in trial.evidence.ranks]
+    told = [f"rank {rank} {standing(trial, rank, calls[rank], lines[rank])}" for rank in range(len(calls))]
+    for at in range(max(map(len, calls))):
+        at_once = [rank[at] if at < len(rank) else None for rank in calls]
+        if len(set(at_once)) > 1:
+            names = [f"rank {rank} {described(one)}" for rank, one in enumerate(at_once)]
+            told.append(f"the first difference is their collective number {at + 1}: " + ", ".join(names))
+            break
+    line = next((rank[-1] for rank in lines if rank), None)
+    return broken("the run hangs: " + "; ".join(told), line)
+
+
+def described(call):
+    if call is None:
+        return "never enters it"
+    name, numel = call
+    return f"enters {name}" + (f" of {numel} numbers" if numel else "")
+
+
+def standing(trial, rank, calls, lines):
+    """Return where a rank of a hanging run stands."""
+    stack = trial.stacks[rank] if rank < len(trial.stacks) else ""
+    script = trial.script.name
+    found = re.search(rf'File ".*{re.escape(script)}", line (\d+)', stack)
+    where = f"stands in line {found[1]}" if found else "has ended" if not stack else "stands outside the script"
+    last = f" (its last collective is {calls[-1][0]}, line {lines[-1]})" if calls else ""
+    return where + last
+
+
+def starts_alike(trial):
+    """All ranks begin with the same weights."""
+    first = [steps[0] if (steps := rank.steps) else None for rank in trial.evidence.ranks]
+    if any(step is None for step in first):
+        return unseen("not every rank trained")
+    if not all(step.seen for step in first):
+        return equals_the_undivided(trial)
+    apart = differing([step.seen for step in first])
+    if not apart:
+        return HOLDS
+    count = len(first[0].seen)
+    return broken(
+        f"at the first step {len(apart)} of {count} parameters differ between the ranks: {listed(apart)}", first[0].line
+    )
+
+
+def stays_in_lockstep(trial):
+    """The weights of all ranks are the same at every training step."""
+    if trial.evidence.rounds and not all(step.seen for step in trial.evidence.rounds[0]):
+        return equals_the_undivided(trial)
+    for number, steps in enumerate(trial.evidence.rounds, start=1):
+        apart = differing([step.seen for step in steps])
+        if apart:
+            return broken(f"at step {number} the weights of the ranks have come apart: {listed(apart)}", steps[0].line)
+    return HOLDS if trial.evidence.rounds else unseen("not every rank trained")
+
+
+def differing(sketches):
+    """Return the names whose sketches are not the same everywhere."""
+    names = set.intersection(*map(set, sketches))
+    first, rest = sketches[0], sketches[1:]
+    scale = {name: max(map(abs, first[name])) + 1e-6 for name in names}
+
+    def apart(name):
+        return any(
+            abs(a - b) > EQUAL * scale[name] for one in rest for a, b in zip(first[name], one[name], strict=False)
+        )
+
+    return [name for name in first if name in names and apart(name)]
+
+
+def averages(trial):
+    """Every step applies the mean gradient of all images that all ranks saw in it."""
+    verdict = gradients_are_averaged(trial.evidence)
+    return equals_the_undivided(trial) if verdict.holds is None else verdict
+
+
+def equals_the_undivided(trial):
+    """N processes of batch b end with the weights of one process of N x b: the last judge, where nothing else shows.
+
+    Wrappers that cut weights into shards (FSDP) hide a rank's own gradients and whole weights.
+    """
+    if trial.undivided is None:
+        return unseen("no rank's own gradients were seen")
+    many, one = trial.undivided
+    if many.state != "finished" or one.state != "finished":
+        return unseen("the run did not finish with the small network and as one process")
+    batches = [
+        [sorted(row for step in steps for row in step.rows if row is not None) for steps in run.evidence.rounds]
+        for run in (many, one)
+    ]
+    if batches[0] != batches[1]:
+        return unseen("one process with the undivided batch takes other images in a step, so nothing can be compared")
+    ours, whole = (torch.load(run.run_dir / "model.pt", weights_only=True) for run in (many, one))
+    apart = sum((ours[name].double() - whole[name].double()).square().sum() for name in whole) ** 0.5
+    size = sum(value.double().square().sum() for value in whole.values()) ** 0.5
+    if apart < UNDIVIDED * size:
+        return HOLDS
+    share = f"{100 * apart / size:.2g} %"
+    return broken(f"in the end the weights differ by {share} from those of one process with the undivided batch")
+
+
+def steps_alike(trial):
+    """All ranks take the same number of steps, at the same rates."""
+    ranks = trial.evidence.ranks
+    counts = [len(rank.steps) for rank in ranks]
+    if not all(counts):
+        return unseen("not every rank trained")
+    if len(set(counts)) > 1:
+        return broken("the ranks take different numbers of steps: " + per_rank(counts))
+    for number, steps in enumerate(trial.evidence.rounds, start=1):
+        if any(abs(step.rates[0] - steps[0].rates[0]) > 1e-9 for step in steps):
+            return broken(f"in step {number} the rates differ: " + per_rank(f"{step.rates[0]:.4g}" for step in steps))
+    return HOLDS
+
+
+def per_rank(values):
+    return ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+
+
+def shares_are_disjoint(trial):
+    """In an epoch no image is trained on by two ranks, or twice by one; padding by less than a world is passed."""
+    evidence = trial.evidence
+    whole = [evidence.epochs(rank) for rank in range(evidence.world_size)]
+    if not all(whole) or not all(step.rows for epochs in whole for epoch in epochs for step in epoch):
+        return unseen("not every rank trained on images")
+    for number, epochs in enumerate(zip(*whole, strict=False)):
+        rows = [[row for step in epoch for row in step.rows if row is not None] for epoch in epochs]
+        for rank in range(1, len(rows)):
+            for earlier in range(rank):
+                shared = set(rows[rank]) & set(rows[earlier])
+                if len(shared) >= evidence.world_size:
+                    share = percent(len(shared), len(set(rows[rank])))
+                    return broken(f"ranks {earlier} and {rank} saw {share} of the same images in epoch {number}")
+        for rank, own in enumerate(rows):
+            if len(own) - len(set(own)) >= evidence.world_size:
+                twice = percent(len(own) - len(set(own)), len(own))
+                return broken(f"{twice} of the images that rank {rank} saw in epoch {number} it saw again")
+    return HOLDS
+
+
+def shares_are_the_data(trial):
+    """Together the ranks train on the whole training set, but for a remainder less than one global batch."""
+    evidence, known = trial.evidence, len(trial.evidence.data.train)
+    rows = [
+        row for rank in range(evidence.world_size) for epoch in evidence.epochs(rank)[:1] for row in all_rows(epoch)
+    ]
+    if not rows:
+        return unseen("no training image was seen")
+    strangers = [row for row in rows if row is None]
+    if strangers:
+        share = percent(len(strangers), len(rows))
+        return broken(f"{share} of the images trained on are not images of the training set")
+    allowed = max(sum(len(step.rows) for step in steps) for steps in evidence.rounds[:1]) + evidence.world_size
+    missed = known - len(set(rows))
+    if missed >= allowed:
+        return broken(f"all ranks together saw {len(set(rows))} of {known} training images in epoch 0")
+    return HOLDS
+
+
+def all_rows(epoch):
+    return [row for step in epoch for row in step.rows]
+
+
+def orders_change(trial):
+    """Every epoch takes the images in another order."""
+    for rank in range(trial.evidence.world_size):
+        epochs = [all_rows(epoch) for epoch in trial.evidence.epochs(rank)]
+        if len(epochs) < 2:
+            return unseen("there was no second epoch")
+        for number, (one, following) in enumerate(itertools.pairwise(epochs)):
+            same = sum(a == b for a, b in zip(one, following, strict=False))
+            if same > len(one) / 2:
+                return broken(
+                    f"on rank {rank} {percent(same, len(one))} of the images of epoch {number + 1} come at the same"
+                    f" place as in epoch {number}"
+                )
+    return HOLDS
+
+
+def labels_fit(trial):
+    """Every image is trained on with its own label."""
+    known = trial.evidence.data.train.labels.tolist()
+    pairs = [
+        pair
+        for rank in trial.evidence.ranks
+        for step in rank.steps
+        for pair in zip(step.rows, step.labels, strict=False)
+    ]
+    pairs = [(row, label) for row, label in pairs if row is not None]
+    if not pairs:
+        return unseen("no labels were seen")
+    wrong = sum(known[row] != label for row, label in pairs)
+    return (
+        HOLDS if wrong < 0.1 * len(pairs) else broken(f"{percent(wrong, len(pairs))} of the images got another label")
+    )
+
+
+def settings_are_obeyed(trial):
+    """The batch, the epochs and the images are those that the command line asks for."""
+    evidence = trial.evidence
+    wanted, epochs = evidence.settings.get("batch_size"), evidence.settings["epochs"]
+    for rank in evidence.ranks:
+        if not rank.steps:
+            return unseen("not every rank trained")
+        size = max(len(step.rows) or len(step.labels) for step in rank.steps)
+        if wanted and size != wanted:
+            return broken(
+                f"--batch-size {wanted} gives each process that many images a step; rank {rank.number} took {size}"
+            )
+    seen = sum(len(step.rows) for rank in evidence.ranks for step in rank.steps)
+    rounds = seen / len(evidence.data.train)
+    if not epochs - 0.6 < rounds < epochs + 0.6:
+        return broken(f"--epochs {epochs}, but every training image was seen about {rounds:.1f} times")
+    return HOLDS
+
+
+def obeys_the_seed(trial):
+    """Another ``--seed`` gives other weights at the start, and another order of images."""
+    ours, other = trial.evidence, trial.reference.evidence
+    if not ours.rounds or not other.rounds:
+        return unseen("not every rank trained")
+    seeds = f"--seed {ours.settings['seed']} and --seed {other.settings['seed']}"
+    seen, elsewhere = ours.rounds[0][0].seen, other.rounds[0][0].seen
+    if seen and seen.keys() == elsewhere.keys() and not differing([seen, elsewhere]):
+        return broken(f"with {seeds} the network begins with the same weights")
+    first, second = ({row for step in run.rounds[0] for row in step.rows} for run in (ours, other))
+    if len(first & second) > 0.6 * min(len(first), len(second)):
+        return broken(f"with {seeds} the first step takes the same images")
+    return HOLDS

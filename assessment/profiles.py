@@ -1,0 +1,96 @@
+"""The laws of lab 05: what a step's time consists of, and what the run cost.
+
+The checker slows rank 1's forward passes by ``SLOW_S``, so that rank 0 has something to wait for.
+"""
+
+import itertools
+import math
+import statistics
+
+from assessment.records import metrics, number, summary
+from assessment.verdict import HOLDS, broken, unseen
+
+SLOW_S = 0.04
+
+
+def profiled(trial):
+    """Return ``step_ms`` of the record as three numbers, or the ``Verdict`` that says what is missing."""
+    if trial.state != "finished":
+        return unseen("the run did not finish")
+    told = summary(trial).get("step_ms")
+    parts = ("computing", "waiting", "communicating")
+    if not isinstance(told, dict) or not all(isinstance(told.get(part), (int, float)) for part in parts):
+        return broken("summary.json has no step_ms with computing, waiting and communicating")
+    return [told[part] for part in parts]
+
+
+def passes(trial, rank):
+    """Return the milliseconds between the forward passes that a rank made after its training, in two halves."""
+    after = trial.evidence.ranks[rank].steps[-1].time
+    times = [
+        one["time"] for one in trial.evidence.ranks[rank].named("forward") if one["time"] > after and one["teaches"]
+    ]
+    half = len(times) // 2
+    return [[1000 * (b - a) for a, b in itertools.pairwise(part)] for part in (times[:half], times[half:])]
+
+
+def measures_a_step(trial):
+    """``computing`` is the time of a step without communication."""
+    told = profiled(trial)
+    if not isinstance(told, list):
+        return told
+    alone, _ = passes(trial, 0)
+    if not alone:
+        return broken("no rank computed anything between the end of training and the end of the run")
+    took = statistics.median(alone)
+    if took / 2 < told[0] < 2 * took:
+        return HOLDS
+    waited = (
+        f", which is what it took to wait for rank 1 ({1000 * SLOW_S:.0f} ms slower)" if told[0] > 1000 * SLOW_S else ""
+    )
+    return broken(f"rank 0's steps without communication took {took:.0f} ms; the record says {told[0]:.0f} ms{waited}")
+
+
+def measures_waiting(trial):
+    """``waiting`` is how much longer the slowest rank computes."""
+    told = profiled(trial)
+    if not isinstance(told, list):
+        return told
+    if not measures_a_step(trial):
+        return unseen("it depends on the time of a step")
+    wait = 1000 * SLOW_S
+    if 0.6 * wait < told[1] < 2 * wait + 20:
+        return HOLDS
+    return broken(f"rank 1 was made {wait:.0f} ms slower a step; rank 0's record says that it waits {told[1]:.1f} ms")
+
+
+def measures_communication(trial):
+    """``communicating`` is what a step with communication takes beyond the slowest rank's computing."""
+    told = profiled(trial)
+    if not isinstance(told, list):
+        return told
+    _, together = passes(trial, 0)
+    _, wait = passes(trial, 1)[0], told[1]
+    if not together or not measures_waiting(trial):
+        return unseen("it depends on computing and waiting")
+    left = max(0.0, statistics.median(together) - told[0] - wait)
+    if math.isfinite(told[2]) and told[2] >= 0 and abs(told[2] - left) < 15 + left:
+        return HOLDS
+    return broken(
+        f"a step with communication took {left:.0f} ms more than computing and waiting; the record says"
+        f" {told[2]:.0f} ms"
+    )
+
+
+def counts_the_cost(trial):
+    """``device_seconds`` is the training time of all devices together."""
+    rows = metrics(trial)
+    if trial.state != "finished" or not rows:
+        return unseen("the run did not finish")
+    told, one = summary(trial).get("device_seconds"), number(rows[-1]["time_s"])
+    wanted = trial.evidence.world_size * one
+    if told is not None and abs(told - wanted) < 0.01 * wanted:
+        return HOLDS
+    return broken(
+        f"{trial.evidence.world_size} devices trained {one:.2f} s each; the record says device_seconds {told}"
+    )

@@ -1,0 +1,71 @@
+"""Write down what a training script does, from inside its processes.
+
+Loaded beside the unchanged script (``beside/sitecustomize.py``). Every event is one line of JSON in the
+file of this process under ``$LOCKSTEP_EVIDENCE``, written at once, so that it survives whatever ends the
+process. The recorder talks to no other rank, draws no random numbers and changes no value: the script's
+results are the same to the last bit. What is written down is said in ``watch_training`` and ``watch_world``.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from functools import wraps
+
+
+class Recorder:
+    """The state of recording in this process."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+        self.script = os.path.abspath(sys.argv[0])
+        folder = os.environ["LOCKSTEP_EVIDENCE"]
+        self._file = open(os.path.join(folder, f"{self.pid}.jsonl"), "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._stacks = open(os.path.join(folder, f"{self.pid}.stack"), "w")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=False)
+        self.delays = json.loads(os.environ.get("LOCKSTEP_DELAYS", "{}"))
+        self.has_asked = False  # whether the script has asked for its rank
+        self.calling = False  # inside a call that is noted
+        self.note("start", rank=os.environ.get("RANK"))
+
+    def note(self, event, **facts):
+        """Write one event; a process that was forked off (a loader's worker) writes none."""
+        if os.getpid() == self.pid:
+            self._file.write(json.dumps({"event": event, "time": time.monotonic()} | facts) + "\n")
+
+    def delay(self, what):
+        """Wait as the checker asks: ``LOCKSTEP_DELAYS`` maps ``what:rank`` to seconds.
+
+        ``what once:rank`` is for the first time only.
+        """
+        rank = os.environ.get("RANK")
+        time.sleep(self.delays.get(f"{what}:{rank}", 0) or self.delays.pop(f"{what} once:{rank}", 0))
+
+    def place(self):
+        """Return the line of the script that is being executed, or None."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if os.path.abspath(frame.f_code.co_filename) == self.script:
+                return frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def announce(recorder, owner, name, facts=lambda *_args, **_kwargs: {}, event="call", called=None):
+    """Note each call of ``owner.name`` as it begins, as ``called``; not those that it makes itself."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def call(*args, **kwargs):
+        if recorder.calling:
+            return function(*args, **kwargs)
+        recorder.note(event, name=called or name, line=recorder.place(), **facts(*args, **kwargs))
+        recorder.calling = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.calling = False
+
+    setattr(owner, name, call)

@@ -1,0 +1,145 @@
+"""The laws of what a run leaves: its record, who prints and who writes, who prepares the data, when it stops."""
+
+import csv
+import json
+import math
+
+from assessment.laws import per_rank
+from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
+from utils.runs import COLUMNS
+
+
+def metrics(trial):
+    """Return the rows of ``metrics.csv`` as dictionaries of text, [] where there is none."""
+    path = trial.run_dir / "metrics.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def number(text):
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def one_rank_prints(trial):
+    """Only one rank prints."""
+    printing = [rank.named("print") for rank in trial.evidence.ranks]
+    talking = [rank for rank, said in enumerate(printing) if said]
+    if len(talking) < 2:
+        return HOLDS
+    said = printing[talking[1]][0]
+    return broken(f"ranks {listed(talking)} all print; rank {talking[1]}: {said['text'][:80]!r}", said["line"])
+
+
+def one_rank_writes(trial):
+    """Only one rank writes into the run's folder."""
+    folder = str(trial.run_dir)
+    written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in trial.evidence.ranks]
+    writing = [rank for rank, files in enumerate(written) if files]
+    if not writing:
+        return unseen("nothing was written")
+    if len(writing) == 1:
+        return HOLDS
+    name = written[writing[1]][0]["path"].removeprefix(folder).lstrip("/")
+    return broken(f"ranks {listed(writing)} all write into the run's folder: {name}", written[writing[1]][0]["line"])
+
+
+def records_epochs(trial):
+    """``metrics.csv`` has a row for each epoch, with times that are the training's and counts over all ranks."""
+    rows, evidence = metrics(trial), trial.evidence
+    if not rows:
+        return unseen("the run kept no metrics.csv") if trial.state != "finished" else broken("there is no metrics.csv")
+    if list(rows[0]) != list(COLUMNS):
+        return broken(f"the columns of metrics.csv are {listed(rows[0], 9)}")
+    for epoch, row in enumerate(rows, start=1):
+        values = {name: number(row[name]) for name in COLUMNS}
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            return broken(f"epoch {epoch} reports {bad[0]} as {row[bad[0]]}")
+        seen = sum(len(step.rows) for rank in range(evidence.world_size) for step in nth(evidence.epochs(rank), epoch))
+        counted = values["images_per_s"] * values["epoch_time_s"]
+        if seen and abs(counted / seen - 1) > 0.02:
+            return broken(f"epoch {epoch} reports {counted:.0f} images (images/s x seconds); all ranks took {seen}")
+    return HOLDS
+
+
+def nth(epochs, number):
+    return epochs[number - 1] if number <= len(epochs) else []
+
+
+def times_the_slowest_rank(trial):
+    """An epoch takes as long as its slowest rank, from its first forward pass to its last step."""
+    rows, evidence = metrics(trial), trial.evidence
+    if not rows or "epoch_time_s" not in rows[0]:
+        return unseen("the run kept no metrics.csv")
+    for epoch, row in enumerate(rows, start=1):
+        spans = []
+        for rank in range(evidence.world_size):
+            own = nth(evidence.epochs(rank), epoch)
+            spans.append(own[-1].time - own[0].time if own else 0.0)
+        told = number(row["epoch_time_s"])
+        if told < max(spans) - 0.05:
+            slow = spans.index(max(spans))
+            return broken(f"epoch {epoch} took rank {slow} at least {max(spans):.2f} s; the record says {told:.2f} s")
+    return HOLDS
+
+
+def stops_together(trial):
+    """With a target that is reached at once, all ranks stop when ``--patience`` epochs have reached it."""
+    if trial.state != "finished":
+        return unseen("the run did not finish")
+    if "patience" not in trial.flags:
+        return Verdict(True, "stopping early was not judged: the script does not know --target-accuracy or --patience")
+    patience = int(trial.flags["patience"])
+    wanted = patience * (
+        len(trial.evidence.data.train) // trial.evidence.world_size // trial.evidence.settings["batch_size"]
+    )
+    counts = [len(rank.steps) for rank in trial.evidence.ranks]
+    if not all(counts):
+        return unseen("not every rank trained")
+    if len(set(counts)) == 1 and abs(counts[0] - wanted) <= patience:
+        return HOLDS
+    epochs = trial.evidence.settings["epochs"]
+    return broken(
+        f"--target-accuracy 0 --patience {patience} asks for {patience} of the {epochs} epochs; steps taken:"
+        f" {per_rank(counts)}, where {patience} epochs have {wanted}"
+    )
+
+
+def summary(trial):
+    """Return ``summary.json``, {} where there is none."""
+    path = trial.run_dir / "summary.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def states_the_effective_batch(trial):
+    """``summary.json`` states the images of a step over all ranks."""
+    told, rounds = summary(trial).get("effective_batch"), trial.evidence.rounds
+    if told is None or not rounds:
+        return unseen("there is no summary.json")
+    taken = sum(len(step.rows) for step in rounds[0])
+    if told == taken:
+        return HOLDS
+    return broken(
+        f"summary.json says effective_batch {told}; a step took {taken} images: "
+        + per_rank(len(step.rows) for step in rounds[0])
+    )
+
+
+def prepares_once(trial):
+    """One rank of a machine writes the dataset, and the others wait until it is whole."""
+    folder = str(trial.data_dir)
+    written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in trial.evidence.ranks]
+    writing = [rank for rank, files in enumerate(written) if files]
+    if len(writing) > 1:
+        return broken(
+            f"ranks {listed(writing)} all prepare the dataset, at the same time", written[writing[1]][0]["line"]
+        )
+    if trial.state != "finished":
+        why = trial.failure.strip().splitlines() or [""]
+        return broken(f"with no prepared data and rank 0 slow, the run ends: {why[-1][:160] or trial.state}")
+    return HOLDS if writing else unseen("no rank prepared the dataset")

@@ -1,0 +1,179 @@
+"""What a script does with its network: images in, logits out, gradients back, the steps of its optimizers.
+
+It sees the images of each forward pass and whether they teach or test, the label and the weight of each in the
+loss, this rank's own gradients before and the applied ones after any averaging, and the weights around each step.
+"""
+
+from dataclasses import dataclass, field
+from functools import wraps
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from assessment.recorder import announce
+from assessment.sketch import fingerprints, sketch
+
+
+@dataclass
+class Seen:
+    """What the hooks of one process keep between events."""
+
+    depth: int = 0  # of modules that call modules
+    forwards: int = 0
+    names: dict = field(default_factory=dict)  # id of a parameter -> its name in the outermost module that holds it
+    local: dict = field(default_factory=dict)  # id of a parameter -> sketch of its local gradients since the last step
+    hooked: set = field(default_factory=set)
+    stepping: int = 0  # depth of optimizers that call optimizers
+    before: dict | None = None  # facts of the step that is being taken
+    steps: int = 0
+
+
+def watch(recorder):
+    """Begin to watch networks and optimizers."""
+    seen = Seen()
+    watch_modules(recorder, seen)
+    watch_optimizers(recorder, seen)
+
+
+def quiet(function):
+    """Let ``function`` compute aside: no gradients, no autocast."""
+
+    @wraps(function)
+    def run(*args, **kwargs):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def watch_modules(recorder, seen):
+    """Write down what goes through the outermost module: images in, logits out, gradients back."""
+
+    def enter(module, _inputs):
+        if seen.depth == 0 and any(True for _ in module.parameters()):
+            is_evaluation = not torch.is_grad_enabled()
+            recorder.delay("evaluation" if is_evaluation else "forward")
+        seen.depth += 1
+
+    def leave(module, inputs, output):
+        seen.depth -= 1
+        if seen.depth == 0 and any(True for _ in module.parameters()):
+            passed(module, inputs, output)
+
+    @quiet
+    def passed(module, inputs, output):
+        images = next((one for one in inputs if torch.is_tensor(one) and one.dim() >= 3), None)
+        logits = output if torch.is_tensor(output) and output.dim() == 2 else None
+        if images is None and logits is None:
+            return
+        seen.forwards += 1
+        number, teaches = seen.forwards, logits is not None and logits.requires_grad
+        facts = {"number": number, "teaches": teaches, "training": module.training, "line": recorder.place()}
+        facts["layers_in_training"] = any(layer.training for layer in module.modules() if is_two_faced(layer))
+        if images is not None:
+            facts["rows"] = fingerprints(images).tolist()
+        if logits is not None:
+            facts["dtype"] = str(logits.dtype)
+            facts["logits"] = logits.float().tolist()
+        for name, parameter in module.named_parameters():
+            seen.names.setdefault(id(parameter), bare(name))
+        facts["weights"] = {bare(name): sketch(one) for name, one in module.named_parameters() if is_plain(one)}
+        facts["buffers"] = {bare(name): one.tolist() for name, one in module.named_buffers() if one.numel() <= 1024}
+        recorder.note("forward", **facts)
+        if teaches:
+            kept = logits.detach().clone()
+            logits.register_hook(lambda gradient: taught(number, kept, gradient))
+
+    @quiet
+    def taught(number, logits, gradient):
+        """Read off what each image was told: its label, and its weight in the loss.
+
+        Cross-entropy sends weight x (softmax - label) back to the logits (the label as 0 and 1).
+        """
+        gradient, chances = gradient.float(), logits.float().softmax(dim=1)
+        labels = gradient.argmin(dim=1)
+        error = chances.scatter_add(1, labels.unsqueeze(1), -torch.ones_like(chances[:, :1]))
+        weights = gradient.norm(dim=1) / error.norm(dim=1).clamp_min(1e-12)
+        recorder.note("backward", number=number, labels=labels.tolist(), weights=weights.tolist())
+
+    register_module_forward_pre_hook(enter)
+    register_module_forward_hook(leave, always_call=True)
+
+
+def watch_optimizers(recorder, seen):
+    """Write down the gradients of each optimizer step before and after averaging, and the weights around it."""
+    add_group = Optimizer.add_param_group
+
+    @wraps(add_group)
+    def add_and_hook(optimizer, group):
+        add_group(optimizer, group)
+        for parameter in optimizer.param_groups[-1]["params"]:
+            if id(parameter) not in seen.hooked and parameter.requires_grad and parameter.is_leaf:
+                seen.hooked.add(id(parameter))
+                parameter.register_hook(collector(id(parameter)))
+
+    def collector(key):
+        @quiet
+        def collect(gradient):
+            if is_plain(gradient):
+                mine = sketch(gradient)
+                seen.local[key] = [a + b for a, b in zip(seen.local.get(key, [0.0] * len(mine)), mine, strict=False)]
+
+        return collect
+
+    def parameters(optimizer):
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        return {seen.names.get(id(one), str(at)): one for at, one in enumerate(held) if is_plain(one)}
+
+    @quiet
+    def before(optimizer, _args, _kwargs):
+        seen.stepping += 1
+        if seen.stepping > 1:
+            return
+        held = parameters(optimizer)
+        graded = {name: one for name, one in held.items() if one.grad is not None and is_plain(one.grad)}
+        seen.before = {
+            "rates": [float(group["lr"]) for group in optimizer.param_groups],
+            "local": {name: seen.local.get(id(one)) for name, one in held.items()},
+            "applied": {name: sketch(one.grad) for name, one in graded.items()},
+            "norms": {name: one.grad.float().norm().item() for name, one in graded.items()},
+            "weights_before": {name: sketch(one) for name, one in held.items()},
+        }
+
+    @quiet
+    def after(optimizer, _args, _kwargs):
+        seen.stepping -= 1
+        if seen.stepping == 0:
+            after_step = {name: sketch(one) for name, one in parameters(optimizer).items()}
+            seen.steps += 1
+            recorder.note("step", optimizer=id(optimizer), **seen.before, weights_after=after_step)
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    seen.local.pop(id(one), None)
+            for every in (1, 6):
+                if seen.steps % every == 0:
+                    recorder.delay(f"step {every}")
+
+    Optimizer.add_param_group = add_and_hook
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+    schedule = torch.optim.lr_scheduler.LRScheduler
+    announce(recorder, schedule, "step", called="schedule step")
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        announce(recorder, torch.nn.utils, name)
+
+
+def bare(name):
+    """Return a parameter's name without what wrappers put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def is_plain(tensor):
+    """Say whether ``tensor`` is a whole tensor of its own, no shard of one."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def is_two_faced(layer):
+    """Say whether ``layer`` works otherwise in training than in evaluation."""
+    return isinstance(layer, (torch.nn.modules.batchnorm._NormBase, torch.nn.modules.dropout._DropoutNd))

@@ -1,0 +1,149 @@
+"""The checker: it says what a script does wrong, passes what is right, and changes nothing.
+
+``make mutants`` puts every submission through it; here are one of each kind.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, TINY
+from mutants import outcome
+from submitted import submissions
+
+from assessment import check as checking
+from assessment.check import Report, check
+from assessment.checklist import DONE, Miss, Result
+from assessment.checklists import checklist
+from assessment.checklists.common import ORDER
+from assessment.labs import sealed, solution, starter
+from assessment.overview import Overview
+from assessment.verdict import broken
+from utils import progress
+from utils.errors import UserError
+
+LABS = [path.stem.split("_")[0] for path in sorted((ROOT / "solutions").glob("[0-9]*.py"))]
+ALL = {kind: submissions(kind) for kind in ("right", "wrong")}
+
+
+def chosen(kind, *names):
+    found = [one for one in ALL[kind] for name in names if f"{one.lab} {one.name}" == name]
+    assert len(found) == len(names)
+    return pytest.mark.parametrize("submission", found, ids=lambda one: f"{one.lab} {one.name}")
+
+
+@pytest.fixture
+def own_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "PATH", tmp_path / ".lockstep/progress.json")
+
+
+@chosen(
+    "wrong",
+    "01 the clock stops after validation",
+    "02 a plain mean of unequal shares",
+    "03 biases kept",
+    "03 a mean of means",
+    "03 barrier before the data",
+    "03 a barrier of one",
+    "04 backward keeps its own gradient",
+    "09 an average from the first step on",
+)
+def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission):
+    assert outcome(submission)[0] == submission.law
+
+
+@chosen("right", "03 weights averaged after every step", "03 ZeRO", "05 the solution", "08 rates set by hand")
+def test_a_right_script_passes_however_it_is_written(submission):
+    found, result = outcome(submission)
+    assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong"])
+def test_every_submission_is_a_program_and_names_a_law(kind):
+    names = {law.__name__ for law in ORDER}
+    for one in ALL[kind]:
+        compile(one.text(), one.name, "exec")
+        assert one.law in names if kind == "wrong" else one.law is None, one.name
+    if kind == "wrong":
+        assert names == {one.law for one in ALL[kind]}, "a law that no wrong script breaks"
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_every_lab_has_a_checklist_with_all_its_steps(lab):
+    plan = checklist(lab)
+    steps = starter((ROOT / f"solutions/{plan.name}.py").read_text()).count("# TODO ")
+    assert [item.number for item in plan.items if item.number] == list(range(1, steps + 1))
+    trials = {one.name for one in plan.plans}
+    for item in plan.items:
+        assert item.title and item.idea and item.call
+        assert all(name in trials and law in ORDER for name, law in item.laws)
+
+
+def test_a_script_computes_the_same_to_the_last_bit_when_it_is_recorded(torchrun, digits, tmp_path):
+    beside = {"PYTHONPATH": f"{ROOT / 'assessment/beside'}:{ROOT}", "LOCKSTEP_EVIDENCE": str(tmp_path / "evidence")}
+    (tmp_path / "evidence").mkdir()
+    args = ("--data-dir", digits, *TINY, "--train-images", 512, "--batch-size", 32)
+    weights = []
+    for name, env in (("bare", {}), ("recorded", beside)):
+        run = torchrun(ROOT / "solutions/03_ddp.py", *args, processes=2, run_dir=tmp_path / name, env=env)
+        run.result(timeout=60)
+        weights.append(torch.load(tmp_path / name / "model.pt", weights_only=True))
+    assert len(list((tmp_path / "evidence").glob("*.jsonl"))) == 2
+    assert all(torch.equal(one, other) for one, other in zip(weights[0].values(), weights[1].values(), strict=True))
+
+
+def test_an_untouched_starter_is_told_what_to_do_first(tmp_path, own_progress):
+    lab = tmp_path / "03_ddp.py"
+    lab.write_text(sealed(starter((ROOT / "solutions/03_ddp.py").read_text()), "03_ddp.py"))
+    report = check("03", lab)
+    assert not report.is_done and "Begin with TODO 1" in repr(report)
+    assert "Begin with TODO 1" in report._repr_html_()
+
+
+def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):
+    lab = tmp_path / "mine.py"
+    lab.write_text(solution((ROOT / "solutions/06_learning_rate.py").read_text()))
+
+    def shell(*args):
+        command = [sys.executable, "-m", "assessment.check", lab, *args]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+
+    unnamed = shell()
+    assert unnamed.returncode == 1 and "add --lab 03" in unnamed.stderr and "Traceback" not in unnamed.stderr
+    done = shell("--lab", "06")
+    assert done.returncode == 0 and "✓  2  the rule" in done.stdout and "All steps are done" in done.stdout
+    lab.write_text("import torch\nthis is no Python\n")
+    wrong = shell("--lab", "6")
+    assert wrong.returncode == 1 and "SyntaxError" in wrong.stdout and "Traceback" not in wrong.stderr
+
+
+def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeypatch):
+    plan = checklist("03")
+    item = plan.items[5]
+    miss = Miss(item.laws[0][1], broken("at the first step 3 of 9 parameters differ", 42), item)
+    states = {one.number: DONE for one in plan.items} | {6: "wrong"}
+    monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [miss]))
+    told = [repr(check("03")) for _ in range(4)]
+    assert all("3 of 9 parameters differ" in one and "line 42" in one and "✗  6  wrap" in one for one in told)
+    assert [item.idea in one for one in told] == [False, True, True, True]
+    assert [item.call in one for one in told] == [False, False, True, True]
+    other = Miss(plan.items[8].laws[0][1], broken("another"), plan.items[8])
+    monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [other]))
+    assert plan.items[8].idea not in repr(check("03"))
+    assert "9 of 10 done" in repr(Overview())
+
+
+def test_a_report_never_lets_a_script_write_html():
+    plan = checklist("03")
+    item = plan.items[6]
+    miss = Miss(item.laws[0][1], broken("rank 1: '<script>alert(1)</script>'"), item)
+    states = {one.number: DONE for one in plan.items} | {7: "wrong"}
+    report = Report(Result(plan, ROOT / "labs/03_ddp.py", states, [miss]))
+    assert "<script>" not in report._repr_html_() and "&lt;script&gt;" in report._repr_html_()
+
+
+def test_an_unknown_lab_is_named():
+    for lab in ("77", "x"):
+        with pytest.raises(UserError, match="there is no checklist for lab"):
+            checklist(lab)
