@@ -4,10 +4,12 @@
 """
 
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from assessment import trial as trials
+from assessment.fork_server import ForkServer
 from assessment.gradients import gradients_are_averaged
 from assessment.labs import is_untouched
 from assessment.laws import meets, survives
@@ -83,10 +85,10 @@ class Result:
         return next((miss for miss in self.misses if miss.verdict.holds is False), None)
 
 
-def examine(script, lab, order):
+def examine(script, lab, order, server=None):
     """Run ``lab``'s trials on ``script`` and return the ``Result``; a learner's mistake is a result, no error.
 
-    ``order`` lists all laws from cause to consequence.
+    ``order`` lists all laws from cause to consequence. Who examines many scripts hands over a ``ForkServer``.
     """
     script = Path(script).absolute()
     try:
@@ -95,26 +97,31 @@ def examine(script, lab, order):
         raise UserError(f"{script} cannot be read: name a lab's script") from None
     if is_untouched(text):
         return Result(lab, script, {item.number: UNSEEN for item in lab.items}, [], is_untouched=True)
-    run = {}
+    if server is None:
+        with ForkServer() as own:
+            return examine(script, lab, order, own)
+    run, began = {}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
         folder, data = Path(folder), trial_data()
         data.keep(folder / "data")
         data.keep_as_files(folder / "images")
         unknown = set()
         for plan in lab.plans:
-            run[plan.name] = _attempt(script, data, folder, plan, unknown)
+            run[plan.name] = _attempt(server, script, data, folder, plan, unknown)
             said = trials.unknown_flags(run[plan.name]) & lab.optional
             if said:
                 unknown |= said
-                run[plan.name] = _attempt(script, data, folder, plan, unknown)
+                run[plan.name] = _attempt(server, script, data, folder, plan, unknown)
             run[plan.name].reference = run.get(plan.reference)
             if run[plan.name].state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
-        _judge_by_one_process(script, data, folder, run, unknown)
-        return _judge(lab, script, run, order)
+        _judge_by_one_process(server, script, data, folder, run, unknown)
+        result = _judge(lab, script, run, order)
+    result.seconds = time.monotonic() - began
+    return result
 
 
-def _judge_by_one_process(script, data, folder, run, unknown):
+def _judge_by_one_process(server, script, data, folder, run, unknown):
     """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
     finished = [one for one in run.values() if one.state == "finished" and one.evidence.world_size > 1]
     hidden = [one for one in finished if gradients_are_averaged(one.evidence).holds is None]
@@ -122,17 +129,25 @@ def _judge_by_one_process(script, data, folder, run, unknown):
         settings = {"epochs": 2, "batch_size": 16, "seed": 3}
         small = {"model": "lenet"}  # nothing in it looks at one share alone
         plans = Plan("many", 2, settings, small), Plan("one", 1, settings | {"batch_size": 32}, small)
-        pair = tuple(_attempt(script, data, folder, plan, unknown) for plan in plans)
+        pair = tuple(_attempt(server, script, data, folder, plan, unknown) for plan in plans)
         for one in hidden:
             one.undivided = pair
 
 
-def _attempt(script, data, folder, plan, unknown):
+def _attempt(server, script, data, folder, plan, unknown):
     where = {"dataset": f"folder:{folder / 'images'}", "data_dir": folder / "cold"} if plan.is_cold else {}
     where = {"dataset": "digits", "data_dir": folder / "data"} | where
     flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in unknown}
     return trials.attempt(
-        script, data, folder, processes=plan.processes, settings=plan.settings, flags=flags, delays=plan.delays, **where
+        server,
+        script,
+        data,
+        folder,
+        processes=plan.processes,
+        settings=plan.settings,
+        flags=flags,
+        delays=plan.delays,
+        **where,
     )
 
 
@@ -157,6 +172,4 @@ def _judge(lab, script, run, order):
     for one in run.values():
         misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := law(one)).holds]
     misses.sort(key=lambda miss: order.index(miss.law))  # stable: of one law the first trial comes first
-    return Result(
-        lab, script, states, misses, sum(one.seconds for one in run.values()), advice=list(dict.fromkeys(advice))
-    )
+    return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)))

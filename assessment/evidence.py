@@ -144,15 +144,18 @@ def _other_half(step, event):
 
 
 def _step(event, forwards, clipped, data):
-    def joined(name):
-        return [one for forward in forwards for one in forward["told"][name]]
-
-    rows = [row for forward in forwards for row in data.find("train", forward.get("rows", []))]
+    rows, labels, weights = [], [], []
+    for forward in forwards:
+        found = data.find("train", forward.get("rows", []))
+        told = read_off(forward["logits"], forward["told"]["gradient"], [data.label(row) for row in found])
+        rows += found
+        labels += told[0]
+        weights += told[1]
     return Step(
         rows,
-        joined("labels"),
-        joined("weights"),
-        [len(forward["told"]["labels"]) for forward in forwards],
+        labels,
+        weights,
+        [len(forward["logits"]) for forward in forwards],
         forwards[0]["weights"] if forwards else {},
         event["rates"],
         event["local"],
@@ -166,6 +169,30 @@ def _step(event, forwards, clipped, data):
         forwards[0].get("dtype", "") if forwards else "",
         forwards[-1]["buffers"] if forwards else {},
     )
+
+
+def read_off(logits, gradient, known):
+    """Return the label that the loss took for each image, and the weight that it gave it.
+
+    Read from what a loss sends back to the logits. Cross-entropy sends weight x (softmax - label), the label as 0
+    and 1. With labels smoothed by e it is weight x (softmax - label + e (label - 1 / classes)): then weight and e
+    are solved for over the batch. ``known`` are the images' own labels, None where an image is not known.
+    """
+    chances, gradient = torch.tensor(logits).softmax(dim=1), torch.tensor(gradient)
+    lowest = gradient.argmin(dim=1)
+    own = torch.tensor([low if label is None else label for low, label in zip(lowest.tolist(), known, strict=False)])
+    own = own if len(own) == len(lowest) else lowest
+    for labels in (lowest, own):
+        told = torch.nn.functional.one_hot(labels, chances.shape[1]).float()
+        error = chances - told
+        weights = gradient.norm(dim=1) / error.norm(dim=1).clamp_min(1e-12)
+        if (gradient - weights.unsqueeze(1) * error).norm() < 1e-3 * gradient.norm():
+            return labels.tolist(), weights.tolist()
+    basis = torch.stack([error.flatten(), (told - 1 / chances.shape[1]).flatten()], dim=1)
+    solved = torch.linalg.lstsq(basis, gradient.flatten().unsqueeze(1), driver="gelsd").solution
+    if (basis @ solved - gradient.flatten().unsqueeze(1)).norm() < 1e-2 * gradient.norm():
+        return own.tolist(), solved[0].expand(len(own)).tolist()
+    return lowest.tolist(), weights.tolist()
 
 
 def nearest(known, rows):

@@ -18,6 +18,13 @@ def metrics(trial):
         return list(csv.DictReader(file))
 
 
+def without(trial, name):
+    """Return the verdict on a run that kept no file ``name``: other formats are free, and are not judged."""
+    if trial.state != "finished":
+        return unseen(f"the run ended before it wrote {name}")
+    return Verdict(True, f"there is no {name}, so what it should say was not judged")
+
+
 def number(text):
     try:
         return float(text)
@@ -52,7 +59,7 @@ def records_epochs(trial):
     """``metrics.csv`` has a row for each epoch, with times that are the training's and counts over all ranks."""
     rows, evidence = metrics(trial), trial.evidence
     if not rows:
-        return unseen("the run kept no metrics.csv") if trial.state != "finished" else broken("there is no metrics.csv")
+        return without(trial, "metrics.csv")
     if list(rows[0]) != list(COLUMNS):
         return broken(f"the columns of metrics.csv are {listed(rows[0], 9)}")
     for epoch, row in enumerate(rows, start=1):
@@ -75,7 +82,7 @@ def times_the_slowest_rank(trial):
     """An epoch takes as long as its slowest rank, from its first forward pass to its last step."""
     rows, evidence = metrics(trial), trial.evidence
     if not rows or "epoch_time_s" not in rows[0]:
-        return unseen("the run kept no metrics.csv")
+        return without(trial, "metrics.csv")
     for epoch, row in enumerate(rows, start=1):
         spans = []
         for rank in range(evidence.world_size):
@@ -120,7 +127,7 @@ def states_the_effective_batch(trial):
     """``summary.json`` states the images of a step over all ranks."""
     told, rounds = summary(trial).get("effective_batch"), trial.evidence.rounds
     if told is None or not rounds:
-        return unseen("there is no summary.json")
+        return without(trial, "summary.json")
     taken = sum(len(step.rows) for step in rounds[0])
     if told == taken:
         return HOLDS

@@ -33,6 +33,10 @@ class TrialData:
         """Return which image of ``split`` each of ``rows`` (fingerprints) is, None for one of another."""
         return nearest(self.known[split], rows)
 
+    def label(self, row):
+        """Return the label of training image ``row``, None for an unknown one."""
+        return None if row is None else int(self.train.labels[row])
+
     def keep(self, root):
         """Write this dataset under ``root`` where scripts expect ``digits``."""
         splits = {"train": (self.train.images, self.train.labels), "test": (self.test.images, self.test.labels)}

@@ -82,20 +82,12 @@ def watch_modules(recorder, seen):
         facts["buffers"] = {bare(name): one.tolist() for name, one in module.named_buffers() if one.numel() <= 1024}
         recorder.note("forward", **facts)
         if teaches:
-            kept = logits.detach().clone()
-            logits.register_hook(lambda gradient: taught(number, kept, gradient))
+            logits.register_hook(lambda gradient: taught(number, gradient))
 
     @quiet
-    def taught(number, logits, gradient):
-        """Read off what each image was told: its label, and its weight in the loss.
-
-        Cross-entropy sends weight x (softmax - label) back to the logits (the label as 0 and 1).
-        """
-        gradient, chances = gradient.float(), logits.float().softmax(dim=1)
-        labels = gradient.argmin(dim=1)
-        error = chances.scatter_add(1, labels.unsqueeze(1), -torch.ones_like(chances[:, :1]))
-        weights = gradient.norm(dim=1) / error.norm(dim=1).clamp_min(1e-12)
-        recorder.note("backward", number=number, labels=labels.tolist(), weights=weights.tolist())
+    def taught(number, gradient):
+        """Write down what the loss sends back to the logits: it shows each image's label and weight."""
+        recorder.note("backward", number=number, gradient=gradient.float().tolist())
 
     register_module_forward_pre_hook(enter)
     register_module_forward_hook(leave, always_call=True)

@@ -5,7 +5,6 @@ python tests/mutants.py [right] [wrong] [LAB ...] [NAME ...]
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from submitted import submissions
@@ -13,14 +12,15 @@ from submitted import submissions
 from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.fork_server import ForkServer
 
 
-def outcome(submission):
+def outcome(submission, server=None):
     """Return the law that the checker puts first for ``submission`` (``done`` where none is broken), and its result."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{submission.lab}_submission.py"
         script.write_text(submission.text(), encoding="utf-8")
-        result = examine(script, checklist(submission.lab), ORDER)
+        result = examine(script, checklist(submission.lab), ORDER, server)
     if result.cause is not None:
         return result.cause.law.__name__, result
     return ("done" if result.is_done else "not seen"), result
@@ -28,20 +28,22 @@ def outcome(submission):
 
 def main():
     chosen = [one for kind in ("right", "wrong") for one in submissions(kind) if is_asked(one, kind, sys.argv[1:])]
-    missed = 0
-    for submission in chosen:
-        began = time.monotonic()
-        found, result = outcome(submission)
-        wanted = submission.law or "done"
-        missed += found != wanted
-        mark = "   " if found == wanted else "NOT"
-        seconds = time.monotonic() - began
-        print(f"{mark} {submission.lab}  {submission.name:<44} {found:<30} {seconds:4.0f} s", flush=True)
-        for miss in result.misses if found != wanted else ():
-            symptom = " | ".join(miss.verdict.symptom.splitlines())[-300:]
-            print(f"      {miss.law.__name__}: {miss.verdict.holds} {symptom}", flush=True)
+    with ForkServer() as server:
+        missed = sum(not told(submission, server) for submission in chosen)
     print(f"{len(chosen) - missed} of {len(chosen)} as they should be")
     return 1 if missed else 0
+
+
+def told(submission, server):
+    """Print the line of ``submission`` and say whether it is as it should be."""
+    found, result = outcome(submission, server)
+    is_right = found == (submission.law or "done")
+    mark = "   " if is_right else "NOT"
+    print(f"{mark} {submission.lab}  {submission.name:<44} {found:<30} {result.seconds:4.0f} s", flush=True)
+    for miss in () if is_right else result.misses:
+        symptom = " | ".join(miss.verdict.symptom.splitlines())[-300:]
+        print(f"      {miss.law.__name__}: {miss.verdict.holds} {symptom}", flush=True)
+    return is_right
 
 
 def is_asked(submission, kind, words):
