@@ -94,16 +94,19 @@ class Evidence:
         return list(zip(*(rank.steps for rank in self.ranks), strict=False))
 
     def epochs(self, rank):
-        """Return a rank's steps cut into epochs: as many equal parts as ``--epochs`` says.
+        """Return a rank's steps cut into epochs: at validation, where it stands between all of them.
 
-        Where they do not divide (a script that stops early or pads), evaluations cut them.
+        Some scripts validate on rank 0 alone, some in the end alone or within an epoch. Then the steps are cut into
+        as many equal parts as times the training set was seen.
         """
-        steps, count = self.ranks[rank].steps, self.settings["epochs"]
-        if steps and len(steps) % count == 0:
-            size = len(steps) // count
-            return [steps[at : at + size] for at in range(0, len(steps), size)]
-        cuts = sorted({0, len(steps), *(one.after for one in self.ranks[rank].evaluations)})
-        return [steps[low:high] for low, high in itertools.pairwise(cuts)]
+        steps = self.ranks[rank].steps
+        cuts = sorted({0, len(steps), *(one.after for other in self.ranks for one in other.evaluations)})
+        seen = sum(len(step.rows) for other in self.ranks for step in other.steps)
+        count = max(1, round(seen / len(self.data.train)))
+        if len(cuts) - 1 == self.settings["epochs"] or not steps or len(steps) % count:
+            return [steps[low:high] for low, high in itertools.pairwise(cuts)]
+        size = len(steps) // count
+        return [steps[at : at + size] for at in range(0, len(steps), size)]
 
 
 def _assemble(rank, data):

@@ -12,6 +12,7 @@ import torch
 
 from assessment.gradients import gradients_are_averaged
 from assessment.verdict import HOLDS, broken, listed, percent, unseen
+from utils.failures import LOST_PEER
 
 UNDIVIDED = 1e-3  # relative to the size of all weights
 EQUAL = 1e-4  # relative: sums taken in another order differ by less
@@ -51,9 +52,16 @@ def knows_its_rank(trial):
 
 def survives(trial):
     """No rank dies."""
-    if trial.state != "failed":
+    if trial.state != "failed" or is_left_behind(trial):
         return HOLDS
     return broken(trial.failure, failing_line(trial.failure))
+
+
+def is_left_behind(trial):
+    """Say whether ranks failed only because another had finished and left them waiting for it."""
+    lost = [rank for rank, code in trial.exits.items() if code]
+    last_lines = [trial.logs[rank].strip().splitlines()[-1:] for rank in lost]
+    return bool(lost) and 0 in trial.exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
 
 
 def failing_line(failure):
@@ -64,7 +72,7 @@ def failing_line(failure):
 
 def meets(trial):
     """No rank waits for ever: all enter the same collectives in the same order."""
-    if trial.state != "hung":
+    if trial.state != "hung" and not is_left_behind(trial):
         return HOLDS
     calls = [[(one["name"], one["numel"]) for one in rank.named("collective")] for rank in trial.evidence.ranks]
     lines = [[one["line"] for one in rank.named("collective")] for rank in trial.evidence.ranks]
@@ -76,7 +84,7 @@ def meets(trial):
             told.append(f"the first difference is their collective number {at + 1}: " + ", ".join(names))
             break
     line = next((rank[-1] for rank in lines if rank), None)
-    return broken("the run hangs: " + "; ".join(told), line)
+    return broken("the ranks do not meet: " + "; ".join(told), line)
 
 
 def described(call):

@@ -153,7 +153,8 @@ def chooses_the_optimizer(trial):
     if not steps or not _names(steps):
         return unseen("no step was seen")
     names = _names(steps)
-    if _close(_moves(steps, names)[0], stacked(steps[0].applied, names)):
+    gradient, weights = stacked(steps[0].applied, names), stacked(steps[0].before, names)
+    if _close(_moves(steps, names)[0], gradient + flag(trial, "weight_decay") * weights):
         return broken(f"with --optimizer {choice(trial, 'optimizer', 'sgd')} the first step is still that of SGD")
     return HOLDS
 

@@ -5,6 +5,7 @@ import torch
 from assessment.verdict import HOLDS, broken, listed, unseen
 
 NEAR = 1e-2  # relative
+COMBINED = 2e-5
 ALIKE = 1e-4  # of running statistics: leaving out count / (count - 1) moves them by more
 
 
@@ -114,17 +115,17 @@ def combines_running_statistics(trial):
         variance = (share * (variances + (means - mean).square())).sum(dim=0)
         for rank, one in enumerate(evaluations):
             for key, wanted in ((name, mean), (spread, variance)):
-                if _distance(one.buffers[key], wanted.tolist()) > 1e-3:
+                if _distance(one.buffers[key], wanted.tolist()) > COMBINED:
                     found = _what(one.buffers[key], before[rank][key], share, variances, key)
                     return broken(f"after an epoch {key} on rank {rank} is {found}")
     return HOLDS
 
 
 def _what(found, own, share, variances, key):
-    if _distance(found, own) < 1e-4:
+    if _distance(found, own) < COMBINED:
         return "still that of its own images"
-    if key.endswith("var") and _distance(found, (share * variances).sum(dim=0).tolist()) < 1e-3:
+    if key.endswith("var") and _distance(found, (share * variances).sum(dim=0).tolist()) < COMBINED:
         return "the mean of the ranks' variances, which leaves out how far their means are apart"
-    if key.endswith("var") and _distance(found, variances.mean(dim=0).tolist()) < 1e-3:
+    if key.endswith("var") and _distance(found, variances.mean(dim=0).tolist()) < COMBINED:
         return "the plain mean of the ranks' variances"
     return "not the one put together by shares"

@@ -39,6 +39,7 @@ class Trial:
     flags: dict
     delays: dict
     state: str  # finished, failed or hung
+    exits: dict  # the exit code of each rank that ended by itself
     failure: str  # the first failing rank's own output
     logs: list  # what each rank printed
     stacks: list  # where each rank stood when the run hung
@@ -83,6 +84,7 @@ def attempt(server, script, data, folder, *, processes, settings, flags, dataset
         flags,
         delays,
         "failed" if failed else "finished" if is_over else "hung",
+        exits,
         explain_failure(logs, failed) if failed else "",
         [logs.text(rank) for rank in range(processes)],
         stacks,

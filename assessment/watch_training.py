@@ -123,6 +123,8 @@ def watch_optimizers(recorder, seen):
         seen.stepping += 1
         if seen.stepping > 1:
             return
+        seen.steps += 1
+        recorder.delay(f"step {seen.steps}")
         held = parameters(optimizer)
         graded = {name: one for name, one in held.items() if one.grad is not None and is_plain(one.grad)}
         seen.before = {
@@ -138,14 +140,10 @@ def watch_optimizers(recorder, seen):
         seen.stepping -= 1
         if seen.stepping == 0:
             after_step = {name: sketch(one) for name, one in parameters(optimizer).items()}
-            seen.steps += 1
             recorder.note("step", optimizer=id(optimizer), **seen.before, weights_after=after_step)
             for group in optimizer.param_groups:
                 for one in group["params"]:
                     seen.local.pop(id(one), None)
-            for every in (1, 6):
-                if seen.steps % every == 0:
-                    recorder.delay(f"step {every}")
 
     Optimizer.add_param_group = add_and_hook
     register_optimizer_step_pre_hook(before)

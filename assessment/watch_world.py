@@ -28,18 +28,29 @@ def watch(recorder):
 
 def watch_environment(recorder):
     """Write down that the script asks for its rank, in the environment or of the group."""
-    look_up = type(os.environ).__getitem__
+    look_up, group_rank = type(os.environ).__getitem__, dist.get_rank
+
+    def note(name):
+        # torch asks for the rank on its own account as well: what counts is that the script is near.
+        frame, near = sys._getframe(2), []
+        while frame is not None and len(near) < 3:
+            near.append(os.path.abspath(frame.f_code.co_filename))
+            frame = frame.f_back
+        if recorder.script in near and not recorder.has_asked:
+            recorder.has_asked = True
+            recorder.note("asks its rank", name=name)
 
     def asked(environ, name):
-        if name in ("RANK", "LOCAL_RANK") and not recorder.has_asked:
-            callers = (sys._getframe(1), sys._getframe(1).f_back, sys._getframe(1).f_back.f_back)
-            if any(one and os.path.abspath(one.f_code.co_filename) == recorder.script for one in callers):
-                recorder.has_asked = True
-                recorder.note("asks its rank", name=name)
+        if name in ("RANK", "LOCAL_RANK") and sys._getframe(1).f_code.co_name != "__contains__":
+            note(name)
         return look_up(environ, name)
 
-    type(os.environ).__getitem__ = asked
-    announce(recorder, dist, "get_rank", event="asks its rank")
+    @wraps(group_rank)
+    def get_rank(*args, **kwargs):
+        note("get_rank")
+        return group_rank(*args, **kwargs)
+
+    type(os.environ).__getitem__, dist.get_rank = asked, get_rank
 
 
 def watch_collectives(recorder):
@@ -61,7 +72,8 @@ def watch_collectives(recorder):
     def init_process_group(*args, **kwargs):
         recorder.note("joining", line=recorder.place())
         begin(*args, **kwargs)
-        recorder.note("group", rank=dist.get_rank(), world_size=dist.get_world_size(), backend=dist.get_backend())
+        group = dist.distributed_c10d  # its own functions, since those of torch.distributed are watched
+        recorder.note("group", rank=group.get_rank(), world_size=group.get_world_size(), backend=group.get_backend())
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group

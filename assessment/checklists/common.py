@@ -13,7 +13,7 @@ ORDER = (
     by_hand.divides_by_load, by_hand.takes_its_part, laws.starts_alike, statistics.is_used,
     statistics.takes_statistics_of_all, statistics.sends_gradients_through, statistics.keeps_running_statistics,
     by_hand.goes_round_the_ring, laws.averages, laws.steps_alike, laws.stays_in_lockstep, laws.shares_are_disjoint,
-    laws.shares_are_the_data, laws.labels_fit, laws.settings_are_obeyed, laws.obeys_the_seed, laws.orders_change,
+    laws.shares_are_the_data, laws.labels_fit, laws.settings_are_obeyed, laws.orders_change, laws.obeys_the_seed,
     clocks.computes_as_asked,
     rates.knows_the_factor, rates.follows_the_batch, rates.schedule_moves, rates.rates_follow_the_plan,
     rates.remembers, rates.chooses_the_optimizer, rates.divides_by_the_layers_size, rates.takes_novograd_steps,

@@ -8,7 +8,9 @@ from assessment.trial import CALM
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}),
-    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"step 6:1": 0.3}, reference=TWO),
+    Plan(
+        THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"step 6:1": 0.3, "step 12:1": 0.3}, reference=TWO
+    ),
     Plan(
         COLD,
         2,

@@ -9,7 +9,7 @@ PLANS = (
     Plan(
         TWO,
         2,
-        {"epochs": 2, "batch_size": 16, "seed": 3},
+        {"epochs": 2, "batch_size": 48, "seed": 3},
         {"profile_steps": "4"},
         delays={"forward:1": profiles.SLOW_S},
     ),
