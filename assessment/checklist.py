@@ -104,7 +104,8 @@ def examine(script, lab, order, server=None):
     with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
         folder, data = Path(folder), trial_data()
         data.keep(folder / "data")
-        data.keep_as_files(folder / "images")
+        if any(plan.is_cold for plan in lab.plans):
+            data.keep_as_files(folder / "images")
         unknown = set()
         for plan in lab.plans:
             run[plan.name] = _attempt(server, script, data, folder, plan, unknown)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+NOTHING = ("local", "applied", "norms", "weights_before", "weights_after")  # what an optimizer would show
 SAME = 0.02  # fingerprints of different images are further apart than this, roundings of one image are not
 
 
@@ -113,10 +114,15 @@ def _assemble(rank, data):
     """Fill in the steps and evaluations of ``rank`` from its events."""
     told = {one["number"]: one for one in rank.named("backward")}
     waiting, clipped, pending = [], False, None
+    has_optimizer = bool(rank.named("step"))
     for event in rank.events:
         kind = event["event"]
         if kind == "forward" and event["number"] in told:
             waiting.append(event | {"told": told[event["number"]]})
+            if not has_optimizer:  # weights moved by the script itself, or by another rank: a step a forward pass
+                unseen = {name: {} for name in NOTHING} | {"rates": [], "time": event["time"]}
+                rank.steps.append(_step(unseen, waiting, False, data))
+                waiting = []
         elif kind == "forward" and "rows" in event and not event["teaches"]:
             if pending is None or pending.after != len(rank.steps):
                 pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["weights"], event["line"])

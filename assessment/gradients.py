@@ -79,7 +79,9 @@ def image_weight(step, world_size, total):
 
 
 def weights_are_averaged(rounds, found):
-    """Say whether the ranks average their weights after each step instead: the same, for SGD."""
+    """Say whether the ranks average their weights after each step instead: the same, where steps are linear (SGD)."""
+    if not all(is_linear(step) for step in rounds[0]):
+        return False
     for (steps, counts), following in zip(zip(rounds, found, strict=True), rounds[1:], strict=False):
         names = sorted(set.intersection(*(set(step.after) & set(step.seen) for step in (*steps, *following))))
         if not names or not all(is_local(count, rank) for rank, count in enumerate(counts[0])):
@@ -89,6 +91,18 @@ def weights_are_averaged(rounds, found):
         if any((stacked(step.seen, names) - mean).norm() > FIT * moved for step in following):
             return False
     return len(rounds) > 1
+
+
+def is_linear(step):
+    """Say whether the first step goes along its gradient (and, with weight decay, along the weights)."""
+    names = sorted(set(step.applied) & set(step.before) & set(step.after))
+    if not names:
+        return False
+    gradient, weights = stacked(step.applied, names), stacked(step.before, names)
+    moved = weights - stacked(step.after, names)
+    columns = torch.stack([gradient, weights], dim=1)
+    share = torch.linalg.lstsq(columns, moved.unsqueeze(1), driver="gelsd").solution[:, 0]
+    return bool((columns @ share - moved).norm() <= FIT * moved.norm())
 
 
 def is_local(count, rank):

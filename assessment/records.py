@@ -96,24 +96,29 @@ def times_the_slowest_rank(trial):
 
 
 def stops_together(trial):
-    """With a target that is reached at once, all ranks stop when ``--patience`` epochs have reached it."""
+    """All ranks stop in the epoch in which ``--patience`` epochs in a row have reached the target."""
     if trial.state != "finished":
         return unseen("the run did not finish")
     if "patience" not in trial.flags:
         return Verdict(True, "stopping early was not judged: the script does not know --target-accuracy or --patience")
-    patience = int(trial.flags["patience"])
-    wanted = patience * (
-        len(trial.evidence.data.train) // trial.evidence.world_size // trial.evidence.settings["batch_size"]
-    )
     counts = [len(rank.steps) for rank in trial.evidence.ranks]
     if not all(counts):
         return unseen("not every rank trained")
-    if len(set(counts)) == 1 and abs(counts[0] - wanted) <= patience:
+    target, patience, epochs = (
+        float(trial.flags["target_accuracy"]),
+        int(trial.flags["patience"]),
+        trial.evidence.settings["epochs"],
+    )
+    reached = [target <= 0 or number(row.get("val_accuracy")) >= target for row in metrics(trial)] or [
+        target <= 0
+    ] * epochs
+    wanted = next((at for at in range(patience, len(reached) + 1) if all(reached[at - patience : at])), epochs)
+    each = len(trial.evidence.data.train) // trial.evidence.world_size // trial.evidence.settings["batch_size"]
+    if len(set(counts)) == 1 and abs(counts[0] - wanted * each) <= wanted:
         return HOLDS
-    epochs = trial.evidence.settings["epochs"]
     return broken(
-        f"--target-accuracy 0 --patience {patience} asks for {patience} of the {epochs} epochs; steps taken:"
-        f" {per_rank(counts)}, where {patience} epochs have {wanted}"
+        f"--target-accuracy {target:g} --patience {patience} asks for {wanted} of the {epochs} epochs; steps taken:"
+        f" {per_rank(counts)}, where {wanted} epochs have {wanted * each}"
     )
 
 

@@ -20,6 +20,7 @@ class Seen:
     """What the hooks of one process keep between events."""
 
     depth: int = 0  # of modules that call modules
+    was_training: bool = True
     forwards: int = 0
     names: dict = field(default_factory=dict)  # id of a parameter -> its name in the outermost module that holds it
     local: dict = field(default_factory=dict)  # id of a parameter -> sketch of its local gradients since the last step
@@ -52,8 +53,11 @@ def watch_modules(recorder, seen):
 
     def enter(module, _inputs):
         if seen.depth == 0 and any(True for _ in module.parameters()):
-            is_evaluation = not torch.is_grad_enabled()
-            recorder.delay("evaluation" if is_evaluation else "forward")
+            if torch.is_grad_enabled():
+                recorder.delay("forward")
+            elif seen.was_training:  # once in each validation, however many batches it has
+                recorder.delay("evaluation")
+            seen.was_training = torch.is_grad_enabled()
         seen.depth += 1
 
     def leave(module, inputs, output):
