@@ -17,6 +17,7 @@ from assessment.check import Report, check
 from assessment.checklist import DONE, Miss, Result
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.fork_server import ForkServer
 from assessment.labs import sealed, solution, starter
 from assessment.overview import Overview
 from assessment.verdict import broken
@@ -38,6 +39,12 @@ def own_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "PATH", tmp_path / ".lockstep/progress.json")
 
 
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
 @chosen(
     "wrong",
     "01 the clock stops after validation",
@@ -49,13 +56,13 @@ def own_progress(tmp_path, monkeypatch):
     "04 backward keeps its own gradient",
     "09 an average from the first step on",
 )
-def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission):
-    assert outcome(submission)[0] == submission.law
+def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
+    assert outcome(submission, server)[0] == submission.law
 
 
 @chosen("right", "03 weights averaged after every step", "03 ZeRO", "05 the solution", "08 rates set by hand")
-def test_a_right_script_passes_however_it_is_written(submission):
-    found, result = outcome(submission)
+def test_a_right_script_passes_however_it_is_written(submission, server):
+    found, result = outcome(submission, server)
     assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
 
 
