@@ -67,11 +67,13 @@ class Report:
         if cause is not None:
             yield None, ""
             yield from ((None, line) for line in self.hints(cause))
-            others = sorted(
-                {miss.item.number for miss in result.misses if miss.item} - {cause.item and cause.item.number}
-            )
-            if others:
-                yield None, f"Then look again: what follows from this may hide or cause the rest ({_numbers(others)})."
+            wrong = [
+                number for number, state in result.states.items() if state == WRONG and number != cause_step(cause)
+            ]
+            if wrong:
+                yield None, f"Then look again: this may be what makes {_numbers(wrong)} wrong, or hide more."
+            elif cause.item is None:
+                yield None, "What is not seen yet shows once the script runs to its end."
         elif not result.is_done:
             waiting = [item.number for item in result.lab.items if result.states[item.number] != DONE]
             yield (
@@ -85,8 +87,7 @@ class Report:
         """Return the lines about the root cause."""
         where = f" (line {miss.verdict.line})" if miss.verdict.line else ""
         if miss.item is None:
-            head = "The script ends with an error" if miss.law is survives else "The script does not end"
-            yield f"First: {head}{where}."
+            yield f"First: the script ends with an error{where}." if miss.law is survives else f"First{where}:"
             yield from miss.verdict.symptom.splitlines()
             return
         yield f"First, step {miss.item.number}, {miss.item.title}{where}:"
@@ -108,6 +109,11 @@ class Report:
             shown = f"<b>{MARKS[mark]}</b> {escape(text)}" if mark else escape(text)
             rows.append(f"<div style='color: {colour}; white-space: pre-wrap'>{shown or '&nbsp;'}</div>")
         return f"<div style='font-family: monospace; line-height: 1.5'>{''.join(rows)}</div>"
+
+
+def cause_step(miss):
+    """Return the number of the step that a miss belongs to, None for a run that ended before its time."""
+    return miss.item and miss.item.number
 
 
 def _numbers(numbers):

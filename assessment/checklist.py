@@ -77,6 +77,7 @@ class Result:
 
     @property
     def is_done(self):
+        """Say whether every step is done and no run ended before its time."""
         return all(state == DONE for state in self.states.values()) and self.cause is None
 
     @property
@@ -164,11 +165,12 @@ def _judge(lab, script, run, order):
     """Hold the laws of every step against the trials, and put what does not hold in the order of causes."""
     states, misses, advice = {}, [], []
     for item in lab.items:
-        verdicts = [(law, _asked(law, run[name]) if name in run else unseen()) for name, law in item.laws]
+        # Where a broken run ended the check early, what its trial showed is all that there is.
+        verdicts = [(law, _asked(law, run[name])) for name, law in item.laws if name in run]
         advice += [one.symptom for _, one in verdicts if one.holds and one.symptom]
         missed = [Miss(law, one, item) for law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
-        states[item.number] = WRONG if is_wrong else UNSEEN if missed else DONE
+        states[item.number] = WRONG if is_wrong else UNSEEN if missed or not verdicts else DONE
         misses += missed
     for one in run.values():
         misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := law(one)).holds]

@@ -11,6 +11,7 @@ from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
 from utils import models
 
 PREFIXES = ("module.", "_orig_mod.")
+EXACT = 2e-5  # a mean of means of two shares that differ by one image is further off
 
 
 def saved_weights(trial):
@@ -88,7 +89,7 @@ def reports_the_truth(trial):
     reported = reported_accuracy(trial, accuracy)
     if reported is None:
         return broken("the run reports no validation accuracy in its record")
-    if abs(reported - accuracy) < 1e-4:
+    if abs(reported - accuracy) < EXACT:
         return wasteful(trial) or HOLDS
     return broken(
         f"the run reports a validation accuracy of {reported:.4f}; the saved network has {accuracy:.4f}"
@@ -145,9 +146,9 @@ def explained(trial, correct, reported):
         return ": the ranks judged with running statistics of their own"
     if len(rows) > 1 and 0 < twice < total:
         return f": {twice} of the {total} test images counted twice"
-    if len(means) > 1 and abs(sum(means) / len(means) - reported) < 1e-4:
+    if len(means) > 1 and abs(sum(means) / len(means) - reported) < EXACT:
         return ": it is the mean of the ranks' means, whose shares are not of one size"
-    if len(means) > 1 and any(abs(one - reported) < 1e-4 for one in means):
+    if len(means) > 1 and any(abs(one - reported) < EXACT for one in means):
         return ": it is the accuracy of one rank's share"
     return ": every image was judged once, so the sums are put together wrongly"
 

@@ -54,7 +54,7 @@ def survives(trial):
     """No rank dies."""
     if trial.state != "failed" or is_left_behind(trial):
         return HOLDS
-    return broken(trial.failure, failing_line(trial.failure))
+    return broken(trial.failure, failing_line(trial))
 
 
 def is_left_behind(trial):
@@ -64,10 +64,11 @@ def is_left_behind(trial):
     return bool(lost) and 0 in trial.exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
 
 
-def failing_line(failure):
-    """Return the last line of a script under ``labs`` or elsewhere that stands in a traceback, or None."""
-    lines = re.findall(r'File "[^"]*\.py", line (\d+), in', failure)
-    return int(lines[0]) if lines else None
+def failing_line(trial):
+    """Return the line of the script at which the first traceback ends, or None."""
+    first = trial.failure.partition("\n\nrank ")[0]
+    lines = re.findall(rf'File "{re.escape(str(trial.script))}", line (\d+)', first)
+    return int(lines[-1]) if lines else None
 
 
 def meets(trial):
