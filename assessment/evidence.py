@@ -45,7 +45,6 @@ class Evaluation:
     rows: list  # index of each test image, None for one that is not in the test set
     in_training_mode: bool
     buffers: dict
-    weights: dict
     line: int | None
 
 
@@ -125,7 +124,7 @@ def _assemble(rank, data):
                 waiting = []
         elif kind == "forward" and "rows" in event and not event["teaches"]:
             if pending is None or pending.after != len(rank.steps):
-                pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["weights"], event["line"])
+                pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["line"])
                 rank.evaluations.append(pending)
             pending.rows += data.find("test", event["rows"])
             pending.in_training_mode |= event["layers_in_training"]

@@ -108,6 +108,7 @@ def _environment(processes, port, evidence, watched, delays):
         "LOCKSTEP_DELAYS": json.dumps(delays),
         "PYTHONPATH": os.pathsep.join(filter(None, beside)),  # for processes that a rank starts itself
         "TQDM_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # trials of three ranks run alike on any machine: on the CPU
     }
 
 

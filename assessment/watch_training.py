@@ -73,7 +73,7 @@ def watch_modules(recorder, seen):
             return
         seen.forwards += 1
         number, teaches = seen.forwards, logits is not None and logits.requires_grad
-        facts = {"number": number, "teaches": teaches, "training": module.training, "line": recorder.place()}
+        facts = {"number": number, "teaches": teaches, "line": recorder.place()}
         facts["layers_in_training"] = any(layer.training for layer in module.modules() if is_two_faced(layer))
         if images is not None:
             facts["rows"] = fingerprints(images).tolist()
@@ -82,7 +82,8 @@ def watch_modules(recorder, seen):
             facts["logits"] = logits.float().tolist()
         for name, parameter in module.named_parameters():
             seen.names.setdefault(id(parameter), bare(name))
-        facts["weights"] = {bare(name): sketch(one) for name, one in module.named_parameters() if is_plain(one)}
+        if teaches:
+            facts["weights"] = {bare(name): sketch(one) for name, one in module.named_parameters() if is_plain(one)}
         facts["buffers"] = {bare(name): one.tolist() for name, one in module.named_buffers() if one.numel() <= 1024}
         recorder.note("forward", **facts)
         if teaches:

@@ -57,9 +57,7 @@ def watch_collectives(recorder):
     """Write down each collective as it is entered, with its size and the script's line."""
 
     def facts(*args, **_kwargs):
-        first = args[0] if args else None
-        tensor = first if torch.is_tensor(first) else None
-        return {"numel": None if tensor is None else tensor.numel(), "dtype": tensor is not None and str(tensor.dtype)}
+        return {"numel": args[0].numel() if args and torch.is_tensor(args[0]) else None}
 
     for name in COLLECTIVES:
         if hasattr(dist, name):
