@@ -77,7 +77,7 @@ def test_a_prediction_is_kept_and_shown_beside_the_measurement(open_notebook, la
     area.get_by_text("kept: 12.5 MB").wait_for(timeout=10_000)
     kept = json.loads((lab.course / ".lockstep/progress.json").read_text())["predictions"]
     assert 12.5 in kept.values()
-    notebook.run_cells(5, 7)
+    notebook.run_cells(5, 8)
     notebook.output("12.5 MB").get_by_text("you predicted").wait_for(timeout=10_000)
 
 
