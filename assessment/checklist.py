@@ -153,12 +153,17 @@ def _attempt(server, script, data, folder, plan, unknown):
     )
 
 
-def _asked(law, trial):
-    """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss."""
+def _asked(law, trial, order):
+    """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss.
+
+    Where a run ended before its time and not every rank had trained, nothing that comes after holds yet.
+    """
     try:
-        return law(trial)
+        verdict = law(trial)
     except Exception as fault:
         return unseen(f"the checker itself failed at this ({law.__name__}: {type(fault).__name__}: {fault})")
+    is_partial = trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
+    return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
 
 def _judge(lab, script, run, order):
@@ -166,7 +171,7 @@ def _judge(lab, script, run, order):
     states, misses, advice = {}, [], []
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
-        verdicts = [(law, _asked(law, run[name])) for name, law in item.laws if name in run]
+        verdicts = [(law, _asked(law, run[name], order)) for name, law in item.laws if name in run]
         advice += [one.symptom for _, one in verdicts if one.holds and one.symptom]
         missed = [Miss(law, one, item) for law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
