@@ -14,7 +14,7 @@ from submitted import submissions
 
 from assessment import check as checking
 from assessment.check import Report, check
-from assessment.checklist import DONE, Miss, Result
+from assessment.checklist import DONE, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.fork_server import ForkServer
@@ -64,6 +64,15 @@ def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
 def test_a_right_script_passes_however_it_is_written(submission, server):
     found, result = outcome(submission, server)
     assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
+
+
+def test_a_rank_that_trained_alone_ticks_no_step(server, tmp_path):
+    """Both processes of the starter take themselves for rank 0: one dies of the other's record, one goes on alone."""
+    lab = tmp_path / "03_ddp.py"
+    lab.write_text(starter((ROOT / "solutions/03_ddp.py").read_text()))
+    result = examine(lab, checklist("03"), ORDER, server)
+    assert result.cause.law.__name__ == "knows_its_rank" and "asked which of the 2" in result.cause.verdict.symptom
+    assert DONE not in result.states.values()
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong"])
