@@ -51,7 +51,7 @@ class Report:
         """Return the report as (mark, text) pairs; the mark is None for what is no step."""
         result = self.result
         if result.is_untouched:
-            first = result.lab.items[0]
+            first = next(item for item in result.lab.items if item.number)
             yield None, f"{result.script.name} is as it was made: nobody has written anything yet."
             yield (
                 None,
@@ -67,9 +67,7 @@ class Report:
         if cause is not None:
             yield None, ""
             yield from ((None, line) for line in self.hints(cause))
-            wrong = [
-                number for number, state in result.states.items() if state == WRONG and number != cause_step(cause)
-            ]
+            wrong = [number for number, state in result.states.items() if state == WRONG and number != _step_of(cause)]
             if wrong:
                 yield None, f"Then look again: this may be what makes {_numbers(wrong)} wrong, or hide more."
             elif cause.item is None:
@@ -111,7 +109,7 @@ class Report:
         return f"<div style='font-family: monospace; line-height: 1.5'>{''.join(rows)}</div>"
 
 
-def cause_step(miss):
+def _step_of(miss):
     """Return the number of the step that a miss belongs to, None for a run that ended before its time."""
     return miss.item and miss.item.number
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from assessment import trial as trials
 from assessment.fork_server import ForkServer
-from assessment.gradients import gradients_are_averaged
 from assessment.labs import is_untouched
-from assessment.laws import meets, survives
+from assessment.laws import averages, meets, survives
 from assessment.trial_data import trial_data
 from assessment.verdict import Verdict, unseen
 from utils.errors import UserError
@@ -126,7 +125,7 @@ def examine(script, lab, order, server=None):
 def _judge_by_one_process(server, script, data, folder, run, unknown):
     """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
     finished = [one for one in run.values() if one.state == "finished" and one.evidence.world_size > 1]
-    hidden = [one for one in finished if gradients_are_averaged(one.evidence).holds is None]
+    hidden = [one for one in finished if _asked(averages, one).holds is None]
     if hidden and "batch_size" in hidden[0].evidence.settings:
         settings = {"epochs": 2, "batch_size": 16, "seed": 3}
         small = {"model": "lenet"}  # nothing in it looks at one share alone
@@ -153,15 +152,20 @@ def _attempt(server, script, data, folder, plan, unknown):
     )
 
 
-def _asked(law, trial, order):
-    """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss.
-
-    Where a run ended before its time and not every rank had trained, nothing that comes after holds yet.
-    """
+def _asked(law, trial):
+    """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss."""
     try:
-        verdict = law(trial)
+        return law(trial)
     except Exception as fault:
         return unseen(f"the checker itself failed at this ({law.__name__}: {type(fault).__name__}: {fault})")
+
+
+def _seen(law, trial, order):
+    """Return the verdict of ``law``, which does not hold yet where a run ended before every rank had trained.
+
+    Laws up to ``meets`` are about how a run begins and ends: those do.
+    """
+    verdict = _asked(law, trial)
     is_partial = trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
     return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
@@ -171,13 +175,13 @@ def _judge(lab, script, run, order):
     states, misses, advice = {}, [], []
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
-        verdicts = [(law, _asked(law, run[name], order)) for name, law in item.laws if name in run]
+        verdicts = [(law, _seen(law, run[name], order)) for name, law in item.laws if name in run]
         advice += [one.symptom for _, one in verdicts if one.holds and one.symptom]
         missed = [Miss(law, one, item) for law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or not verdicts else DONE
         misses += missed
     for one in run.values():
-        misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := law(one)).holds]
+        misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := _asked(law, one)).holds]
     misses.sort(key=lambda miss: order.index(miss.law))  # stable: of one law the first trial comes first
     return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)))

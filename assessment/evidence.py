@@ -1,11 +1,12 @@
 """What a run did, rank by rank: the recorder's events put into steps, epochs and evaluations.
 
-evidence = Evidence.read(folder, world_size, data)
+evidence = Evidence.read(folder, world_size, data, settings)
 evidence.ranks[1].steps[0].rows      # the training images of rank 1's first optimizer step
 """
 
 import itertools
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +76,8 @@ class Evidence:
         """Read what the recorder wrote into ``folder``."""
         events = {rank: [] for rank in range(world_size)}
         for path in sorted(Path(folder).glob("*.jsonl")):
-            written = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")  # a rank may die while it writes
+            written = [json.loads(line) for line in whole.splitlines()]
             told = [one["rank"] for one in written if one["event"] in ("start", "group") and one["rank"] is not None]
             if told and int(told[-1]) in events:
                 events[int(told[-1])] += written
@@ -188,6 +190,8 @@ def read_off(logits, gradient, known):
     """
     chances, gradient = torch.tensor(logits).softmax(dim=1), torch.tensor(gradient)
     lowest = gradient.argmin(dim=1)
+    if not gradient.isfinite().all():
+        return lowest.tolist(), [math.nan] * len(lowest)
     own = torch.tensor([low if label is None else label for low, label in zip(lowest.tolist(), known, strict=False)])
     own = own if len(own) == len(lowest) else lowest
     for labels in (lowest, own):

@@ -6,6 +6,8 @@ this says how much every image counts, whoever did the averaging: DDP, hooks, fl
 the world size and a sum, accumulation. Each must count 1 / (images of the step).
 """
 
+import math
+
 import torch
 
 from assessment.verdict import HOLDS, broken, listed, unseen
@@ -19,6 +21,10 @@ def gradients_are_averaged(evidence):
     rounds = [steps for steps in evidence.rounds if all(step.rows for step in steps)]
     if not rounds or not any(own(steps) for steps in rounds):
         return unseen("no rank's own gradients were seen")
+    for number, steps in enumerate(rounds, start=1):
+        lost = next((step for step in steps if not all(math.isfinite(norm) for norm in step.norms.values())), None)
+        if lost:
+            return broken(f"the gradient of step {number} is no number: the training has diverged", lost.line)
     found = [count_images(steps) for steps in rounds]
     if weights_are_averaged(rounds, found):
         return HOLDS

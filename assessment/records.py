@@ -104,14 +104,11 @@ def stops_together(trial):
     counts = [len(rank.steps) for rank in trial.evidence.ranks]
     if not all(counts):
         return unseen("not every rank trained")
-    target, patience, epochs = (
-        float(trial.flags["target_accuracy"]),
-        int(trial.flags["patience"]),
-        trial.evidence.settings["epochs"],
-    )
-    reached = [target <= 0 or number(row.get("val_accuracy")) >= target for row in metrics(trial)] or [
-        target <= 0
-    ] * epochs
+    target, patience = float(trial.flags["target_accuracy"]), int(trial.flags["patience"])
+    epochs, rows = trial.evidence.settings["epochs"], metrics(trial)
+    if target > 0 and not rows and len(set(counts)) == 1:
+        return without(trial, "metrics.csv")
+    reached = [number(row.get("val_accuracy")) >= target for row in rows] or [target <= 0] * epochs
     wanted = next((at for at in range(patience, len(reached) + 1) if all(reached[at - patience : at])), epochs)
     each = len(trial.evidence.data.train) // trial.evidence.world_size // trial.evidence.settings["batch_size"]
     if len(set(counts)) == 1 and abs(counts[0] - wanted * each) <= wanted:

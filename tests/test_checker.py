@@ -53,6 +53,7 @@ def server():
     "03 a mean of means",
     "03 barrier before the data",
     "03 a barrier of one",
+    "03 a rate that explodes",
     "04 backward keeps its own gradient",
     "09 an average from the first step on",
 )
@@ -60,7 +61,14 @@ def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
     assert outcome(submission, server)[0] == submission.law
 
 
-@chosen("right", "03 weights averaged after every step", "03 ZeRO", "05 the solution", "08 rates set by hand")
+@chosen(
+    "right",
+    "03 weights averaged after every step",
+    "03 ZeRO",
+    "03 a record of its own",
+    "05 the solution",
+    "08 rates set by hand",
+)
 def test_a_right_script_passes_however_it_is_written(submission, server):
     found, result = outcome(submission, server)
     assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
@@ -109,12 +117,14 @@ def test_a_script_computes_the_same_to_the_last_bit_when_it_is_recorded(torchrun
     assert all(torch.equal(one, other) for one, other in zip(weights[0].values(), weights[1].values(), strict=True))
 
 
-def test_an_untouched_starter_is_told_what_to_do_first(tmp_path, own_progress):
-    lab = tmp_path / "03_ddp.py"
-    lab.write_text(sealed(starter((ROOT / "solutions/03_ddp.py").read_text()), "03_ddp.py"))
-    report = check("03", lab)
-    assert not report.is_done and "Begin with TODO 1" in repr(report)
-    assert "Begin with TODO 1" in report._repr_html_()
+@pytest.mark.parametrize("number", LABS)
+def test_an_untouched_starter_is_told_what_to_do_first(number, tmp_path, own_progress):
+    name = checklist(number).name
+    lab = tmp_path / f"{name}.py"
+    lab.write_text(sealed(starter((ROOT / f"solutions/{name}.py").read_text()), lab.name))
+    report = check(number, lab)
+    assert not report.is_done and "Begin with TODO 1 (" in repr(report)
+    assert "Begin with TODO 1 (" in report._repr_html_()
 
 
 def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):

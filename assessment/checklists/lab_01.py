@@ -1,8 +1,8 @@
 """Lab 01: one device that measures what it does."""
 
-from assessment import clocks, judging, laws, records
-from assessment.checklist import Item, Lab, Plan
-from assessment.steps import steps
+from assessment import clocks, judging, laws, records, shares
+from assessment.checklist import Item, Plan
+from assessment.checklists.common import lab
 
 FULL, HALF, STOPS = "float32", "bfloat16", "stops early"
 PLANS = (
@@ -11,9 +11,9 @@ PLANS = (
     Plan(STOPS, 1, {"epochs": 4, "batch_size": 32, "seed": 3}, {"target_accuracy": "0.0", "patience": "2"}),
 )
 STARTED = (
-    laws.shares_are_disjoint,
-    laws.labels_fit,
-    laws.settings_are_obeyed,
+    shares.shares_are_disjoint,
+    shares.labels_fit,
+    shares.settings_are_obeyed,
     laws.averages,
     judging.judges_test_images,
     judging.saves_the_network,
@@ -23,7 +23,7 @@ KEPT = Item(
     "what the starter had",
     (
         *((name, law) for name in (FULL, HALF) for law in STARTED),
-        (FULL, laws.orders_change),
+        (FULL, shares.orders_change),
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
@@ -55,8 +55,4 @@ ITEMS = {
         "epochs_at_target = epochs_at_target + 1 if at_target else 0; done = epochs_at_target == args.patience",
     ),
 }
-LAB = Lab(
-    "01_one_device",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("01_one_device"))),
-)
+LAB = lab("01_one_device", PLANS, ITEMS, kept=KEPT)

@@ -1,10 +1,9 @@
 """Lab 02: data parallelism by hand."""
 
-from assessment import by_hand, judging, laws, records
+from assessment import by_hand, judging, laws, records, shares
 from assessment import statistics_of_ranks as statistics
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import DOCS, THREE, TWO, everywhere
-from assessment.steps import steps
+from assessment.checklist import Item, Plan
+from assessment.checklists.common import DOCS, THREE, TWO, everywhere, lab
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 3}, {"worker_load": "1,0.5"}),
@@ -14,7 +13,7 @@ KEPT = Item(
     0,
     "what the starter had",
     everywhere(
-        laws.joins, laws.labels_fit, laws.orders_change, judging.evaluates_in_evaluation_mode,
+        laws.joins, shares.labels_fit, shares.orders_change, judging.evaluates_in_evaluation_mode,
         judging.judges_test_images, judging.saves_the_network, records.one_rank_prints, records.one_rank_writes,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
@@ -55,8 +54,4 @@ ITEMS = {
         "mean = sum of f mean_r; variance = sum of f (variance_r + (mean_r - mean)^2), all-reduced",
     ),
 }
-LAB = Lab(
-    "02_from_scratch",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("02_from_scratch"))),
-)
+LAB = lab("02_from_scratch", PLANS, ITEMS, kept=KEPT)

@@ -1,9 +1,8 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment import judging, laws, records
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import COLD, DOCS, THREE, TWO, everywhere
-from assessment.steps import steps
+from assessment import judging, laws, records, shares
+from assessment.checklist import Plan
+from assessment.checklists.common import COLD, DOCS, THREE, TWO, everywhere, lab
 from assessment.trial import CALM
 
 STOPS = "stops early"
@@ -46,8 +45,10 @@ ITEMS = {
     ),
     4: (
         (
-            *everywhere(laws.shares_are_disjoint, laws.shares_are_the_data, laws.labels_fit, laws.settings_are_obeyed),
-            (THREE, laws.obeys_the_seed),
+            *everywhere(
+                shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed
+            ),
+            (THREE, shares.obeys_the_seed),
         ),
         "each image belongs to one rank in an epoch; a sampler shuffles alike on all ranks and deals the images out"
         f" ({DOCS}/data.html, DistributedSampler)",
@@ -55,7 +56,7 @@ ITEMS = {
         " DataLoader as sampler=",
     ),
     5: (
-        everywhere(laws.orders_change),
+        everywhere(shares.orders_change),
         "the sampler shuffles by seed + epoch, and does not know the epoch by itself"
         f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
         "sampler.set_epoch(epoch) at the head of each epoch",
@@ -101,9 +102,4 @@ ITEMS = {
     ),
 }
 
-LAB = Lab(
-    "03_ddp",
-    PLANS,
-    tuple(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("03_ddp")),
-    optional=frozenset(CALM) | {"target_accuracy", "patience"},
-)
+LAB = lab("03_ddp", PLANS, ITEMS, kept=None, optional=frozenset(CALM) | {"target_accuracy", "patience"})

@@ -1,9 +1,8 @@
 """Lab 04: BatchNorm that takes its statistics over all ranks."""
 
 from assessment import statistics_of_ranks as statistics
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, lab
 
 ONE = "one process"
 PLANS = (
@@ -36,8 +35,4 @@ ITEMS = {
         "synchronise(model) where args.sync_batchnorm, before .to(device) and DistributedDataParallel",
     ),
 }
-LAB = Lab(
-    "04_sync_batchnorm",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("04_sync_batchnorm"))),
-)
+LAB = lab("04_sync_batchnorm", PLANS, ITEMS)

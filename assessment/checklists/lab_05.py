@@ -1,9 +1,8 @@
 """Lab 05: where the time of a step goes, and what a run costs."""
 
 from assessment import profiles
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, lab
 
 PLANS = (
     Plan(
@@ -41,8 +40,4 @@ ITEMS = {
         "device_seconds = world_size * training_time",
     ),
 }
-LAB = Lab(
-    "05_batch_size",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("05_batch_size"))),
-)
+LAB = lab("05_batch_size", PLANS, ITEMS)

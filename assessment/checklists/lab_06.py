@@ -1,9 +1,8 @@
 """Lab 06: the learning rate follows the effective batch."""
 
 from assessment import rates
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, lab
 
 LEFT = "the rate left alone"
 PLANS = (
@@ -40,8 +39,4 @@ ITEMS = {
         'rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]',
     ),
 }
-LAB = Lab(
-    "06_learning_rate",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("06_learning_rate"))),
-)
+LAB = lab("06_learning_rate", PLANS, ITEMS)

@@ -1,9 +1,8 @@
 """Lab 07: momentum spelled out, and a rate that decays."""
 
 from assessment import rates
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO, everywhere
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, everywhere, lab
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, {"momentum": "0.8", "lr_decay": "0.1"}),
@@ -29,8 +28,4 @@ ITEMS = {
         "schedule.step() right after optimizer.step()",
     ),
 }
-LAB = Lab(
-    "07_momentum",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("07_momentum"))),
-)
+LAB = lab("07_momentum", PLANS, ITEMS)

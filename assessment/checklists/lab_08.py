@@ -1,9 +1,8 @@
 """Lab 08: the learning rate warms up."""
 
 from assessment import rates
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, lab
 
 DECAYING = "warm-up and decay"
 SCALED = {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"}
@@ -32,8 +31,4 @@ ITEMS = {
         "lambda step: warmed(step) / (1 + args.lr_decay * step)",
     ),
 }
-LAB = Lab(
-    "08_warmup",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("08_warmup"))),
-)
+LAB = lab("08_warmup", PLANS, ITEMS)

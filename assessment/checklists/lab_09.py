@@ -1,9 +1,8 @@
 """Lab 09: NovoGrad."""
 
 from assessment import rates
-from assessment.checklist import Item, Lab, Plan
-from assessment.checklists.common import KEPT, THREE, TWO
-from assessment.steps import steps
+from assessment.checklist import Plan
+from assessment.checklists.common import THREE, TWO, lab
 
 SGD = "--optimizer sgd"
 PLANS = (
@@ -35,8 +34,4 @@ ITEMS = {
         "NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)",
     ),
 }
-LAB = Lab(
-    "09_novograd",
-    PLANS,
-    (KEPT, *(Item(step.number, step.title, *ITEMS[step.number]) for step in steps("09_novograd"))),
-)
+LAB = lab("09_novograd", PLANS, ITEMS)

@@ -1,0 +1,118 @@
+"""The laws of which images are trained on: each once an epoch, in another order, as the command line asks."""
+
+import itertools
+
+from assessment.laws import differing
+from assessment.verdict import HOLDS, broken, percent, unseen
+
+
+def shares_are_disjoint(trial):
+    """In an epoch no image is trained on by two ranks, or twice by one; padding by less than a world is passed."""
+    evidence = trial.evidence
+    whole = [evidence.epochs(rank) for rank in range(evidence.world_size)]
+    if not all(whole) or not all(step.rows for epochs in whole for epoch in epochs for step in epoch):
+        return unseen("not every rank trained on images")
+    for number, epochs in enumerate(zip(*whole, strict=False)):
+        rows = [[row for step in epoch for row in step.rows if row is not None] for epoch in epochs]
+        for rank in range(1, len(rows)):
+            for earlier in range(rank):
+                shared = set(rows[rank]) & set(rows[earlier])
+                if len(shared) >= evidence.world_size:
+                    share = percent(len(shared), len(set(rows[rank])))
+                    return broken(f"ranks {earlier} and {rank} saw {share} of the same images in epoch {number}")
+        for rank, own in enumerate(rows):
+            if len(own) - len(set(own)) >= evidence.world_size:
+                twice = percent(len(own) - len(set(own)), len(own))
+                return broken(f"{twice} of the images that rank {rank} saw in epoch {number} it saw again")
+    return HOLDS
+
+
+def shares_are_the_data(trial):
+    """Together the ranks train on the whole training set, but for a remainder less than one global batch."""
+    evidence, known = trial.evidence, len(trial.evidence.data.train)
+    rows = [
+        row for rank in range(evidence.world_size) for epoch in evidence.epochs(rank)[:1] for row in all_rows(epoch)
+    ]
+    if not rows:
+        return unseen("no training image was seen")
+    strangers = [row for row in rows if row is None]
+    if strangers:
+        share = percent(len(strangers), len(rows))
+        return broken(f"{share} of the images trained on are not images of the training set")
+    allowed = max(sum(len(step.rows) for step in steps) for steps in evidence.rounds[:1]) + evidence.world_size
+    missed = known - len(set(rows))
+    if missed >= allowed:
+        return broken(f"all ranks together saw {len(set(rows))} of {known} training images in epoch 0")
+    return HOLDS
+
+
+def all_rows(epoch):
+    return [row for step in epoch for row in step.rows]
+
+
+def orders_change(trial):
+    """Every epoch takes the images in another order."""
+    for rank in range(trial.evidence.world_size):
+        epochs = [all_rows(epoch) for epoch in trial.evidence.epochs(rank)]
+        if len(epochs) < 2:
+            return unseen("there was no second epoch")
+        for number, (one, following) in enumerate(itertools.pairwise(epochs)):
+            same = sum(a == b for a, b in zip(one, following, strict=False))
+            if same > len(one) / 2:
+                return broken(
+                    f"on rank {rank} {percent(same, len(one))} of the images of epoch {number + 1} come at the same"
+                    f" place as in epoch {number}"
+                )
+    return HOLDS
+
+
+def labels_fit(trial):
+    """Every image is trained on with its own label."""
+    known = trial.evidence.data.train.labels.tolist()
+    pairs = [
+        pair
+        for rank in trial.evidence.ranks
+        for step in rank.steps
+        for pair in zip(step.rows, step.labels, strict=False)
+    ]
+    pairs = [(row, label) for row, label in pairs if row is not None]
+    if not pairs:
+        return unseen("no labels were seen")
+    wrong = sum(known[row] != label for row, label in pairs)
+    return (
+        HOLDS if wrong < 0.1 * len(pairs) else broken(f"{percent(wrong, len(pairs))} of the images got another label")
+    )
+
+
+def settings_are_obeyed(trial):
+    """The batch, the epochs and the images are those that the command line asks for."""
+    evidence = trial.evidence
+    wanted, epochs = evidence.settings.get("batch_size"), evidence.settings["epochs"]
+    for rank in evidence.ranks:
+        if not rank.steps:
+            return unseen("not every rank trained")
+        size = max(len(step.rows) or len(step.labels) for step in rank.steps)
+        if wanted and size != wanted:
+            return broken(
+                f"--batch-size {wanted} gives each process that many images a step; rank {rank.number} took {size}"
+            )
+    seen = sum(len(step.rows) for rank in evidence.ranks for step in rank.steps)
+    rounds = seen / len(evidence.data.train)
+    if not epochs - 0.6 < rounds < epochs + 0.6:
+        return broken(f"--epochs {epochs}, but every training image was seen about {rounds:.1f} times")
+    return HOLDS
+
+
+def obeys_the_seed(trial):
+    """Another ``--seed`` gives other weights at the start, and another order of images."""
+    ours, other = trial.evidence, trial.reference.evidence
+    if not ours.rounds or not other.rounds:
+        return unseen("not every rank trained")
+    seeds = f"--seed {ours.settings['seed']} and --seed {other.settings['seed']}"
+    seen, elsewhere = ours.rounds[0][0].seen, other.rounds[0][0].seen
+    if seen and seen.keys() == elsewhere.keys() and not differing([seen, elsewhere]):
+        return broken(f"with {seeds} the network begins with the same weights")
+    first, second = ({row for step in run.rounds[0] for row in step.rows} for run in (ours, other))
+    if len(first & second) > 0.6 * min(len(first), len(second)):
+        return broken(f"with {seeds} the first step takes the same images")
+    return HOLDS
