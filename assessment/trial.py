@@ -14,16 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
 from assessment.evidence import Evidence
-from assessment.fork_server import exit_code
+from assessment.forked import ForkedRanks
 from assessment.labs import ROOT
-from utils import processes as system
-from utils.failures import explain_failure
-from utils.ranklogs import RankLogs
 
-LIMIT_S, SILENT_S, GRACE_S, POLL_S = 60, 10, 3, 0.05
+LIMIT_S, SILENT_S = 60, 10
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
 
@@ -56,26 +51,16 @@ def attempt(server, script, data, folder, *, processes, settings, flags, dataset
     """
     began = time.monotonic()
     evidence = Path(tempfile.mkdtemp(prefix="evidence-", dir=folder))
-    run_dir, logs = evidence / "run", RankLogs(processes)
+    run_dir = evidence / "run"
     argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", run_dir]
     for name, value in (settings | flags).items():
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
-    # The ranks find each other at a port that the system chose for this store, as under torchrun.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    env = _environment(processes, store.port, evidence, [data_dir, run_dir], delays)
-    files = [evidence / f"{rank}.exit" for rank in range(processes)]
-    ranks = {"RANK": str, "LOCAL_RANK": str, "GROUP_RANK": lambda _rank: "0"}
-    pids = [
-        server.fork(argv, env | {name: of(rank) for name, of in ranks.items()}, logs.path(rank), files[rank])
-        for rank in range(processes)
-    ]
+    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir], delays))
     try:
-        is_over = _watch(files, evidence)
+        is_over = ranks.wait(LIMIT_S, lambda: _is_silent(evidence))
         stacks = [] if is_over else _stacks(evidence, processes)
     finally:
-        exits = {rank: code for rank, file in enumerate(files) if (code := exit_code(file)) is not None}
-        system.kill(set().union(*(system.family(pid) for pid in pids)))
-    failed = {rank: code for rank, code in exits.items() if code}
+        ranks.kill()
     return Trial(
         Path(script),
         Evidence.read(evidence, processes, data, settings),
@@ -83,48 +68,32 @@ def attempt(server, script, data, folder, *, processes, settings, flags, dataset
         Path(data_dir),
         flags,
         delays,
-        "failed" if failed else "finished" if is_over else "hung",
-        exits,
-        explain_failure(logs, failed) if failed else "",
-        [logs.text(rank) for rank in range(processes)],
+        "failed" if any(ranks.exits.values()) else "finished" if is_over else "hung",
+        ranks.exits,
+        ranks.failure(),
+        [ranks.logs.text(rank) for rank in range(processes)],
         stacks,
         time.monotonic() - began,
     )
 
 
-def _environment(processes, port, evidence, watched, delays):
-    """Return what torchrun puts into the environment of all ranks, and what the recorder needs."""
+def _environment(evidence, watched, delays):
+    """Return what the recorder needs, and what makes trials alike on any machine."""
     beside = [str(ROOT / "assessment/beside"), str(ROOT), os.environ.get("PYTHONPATH")]
     return {
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
         "LOCKSTEP_EVIDENCE": str(evidence),
         "LOCKSTEP_WATCHED": json.dumps([str(folder) for folder in watched]),
         "LOCKSTEP_DELAYS": json.dumps(delays),
         "PYTHONPATH": os.pathsep.join(filter(None, beside)),  # for processes that a rank starts itself
         "TQDM_DISABLE": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # trials of three ranks run alike on any machine: on the CPU
+        "CUDA_VISIBLE_DEVICES": "",  # three ranks on any machine: on the CPU
     }
 
 
-def _watch(files, evidence):
-    """Wait until all ranks ended, or a little longer than the first failure; False where they do nothing more."""
-    began, deadline = time.monotonic(), None
-    while None in (codes := [exit_code(file) for file in files]):
-        time.sleep(POLL_S)
-        if deadline is None and any(codes):
-            deadline = time.monotonic() + GRACE_S
-        if deadline is not None and time.monotonic() > deadline:
-            return True
-        latest = max((path.stat().st_mtime for path in evidence.glob("*.jsonl")), default=time.time())
-        if time.time() - latest > SILENT_S or time.monotonic() - began > LIMIT_S:
-            return False
-    return True
+def _is_silent(evidence):
+    """Say whether no rank has told the recorder anything for long."""
+    latest = max((path.stat().st_mtime for path in evidence.glob("*.jsonl")), default=time.time())
+    return time.time() - latest > SILENT_S
 
 
 def _stacks(evidence, processes):

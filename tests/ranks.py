@@ -25,7 +25,8 @@ class Ranks:
 
     def __init__(self, world_size, timeout=30):
         self.world_size, self.is_closed = world_size, False
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch._dynamo"])  # imported once, not by every rank
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-ranks-")
         self._pipes, self.processes = [], []
         for rank in range(world_size):

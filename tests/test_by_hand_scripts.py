@@ -17,13 +17,13 @@ WIDE = (*EXACT, "--model", "wide-resnet-tiny", "--train-images", 800)
 
 
 @pytest.fixture
-def train(torchrun, digits, tmp_path):
+def train(train, tmp_path):
     """Train and return the weights and the rows of the metrics."""
     count = iter(range(100))
 
-    def run(script, processes, *args, timeout=150):
+    def run(script, processes, *args):
         folder = tmp_path / f"run{next(count)}"
-        torchrun(script, "--data-dir", digits, *args, processes=processes, run_dir=folder).result(timeout)
+        train(script, processes, *args, run_dir=folder)
         return torch.load(folder / "model.pt", weights_only=True), read_metrics(folder)
 
     return run

@@ -5,7 +5,7 @@ import os
 import pytest
 from conftest import ROOT, TINY
 
-RUNS = int(os.environ.get("LOCKSTEP_SOAK", 20))
+RUNS = int(os.environ.get("LOCKSTEP_SOAK", 6))
 
 
 @pytest.mark.timeout(60 * RUNS)

@@ -17,6 +17,7 @@ from conftest import ROOT, TINY
 from torch.nn import functional as F
 from witness import rows
 
+from assessment.forked import ForkedRanks
 from utils import models
 from utils.data import load
 from utils.runs import read_metrics
@@ -26,13 +27,13 @@ WITNESS = Path(__file__).with_name("witness.py")
 
 
 @pytest.fixture
-def train(torchrun, digits, tmp_path):
+def train(train, tmp_path):
     """Run the script to its end and return the folder of its record."""
+    count = iter(range(100))
 
-    def run(processes, *args, data=("--dataset", "digits"), timeout=150):
-        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        arguments = (*data, "--device", "cpu", "--data-dir", digits, *args)
-        torchrun(SCRIPT, *arguments, processes=processes, run_dir=folder).result(timeout)
+    def run(processes, *args):
+        folder = tmp_path / f"run{next(count)}"
+        train(SCRIPT, processes, "--device", "cpu", *args, run_dir=folder)
         return folder
 
     return run
@@ -74,14 +75,18 @@ def test_validation_is_exact_for_the_saved_model(processes, train, digits):
 
 
 @pytest.fixture
-def witnessed(torchrun, digits, tmp_path):
+def witnessed(server, digits, tmp_path):
     """Run the script under the witness; return the rows of each rank and epoch, and the record's folder."""
 
     def run(processes, *args):
         notes, folder = tmp_path / "notes", tmp_path / "run"
         notes.mkdir()
-        arguments = (notes, SCRIPT, "--device", "cpu", "--data-dir", digits, *args)
-        torchrun(WITNESS, *arguments, processes=processes, run_dir=folder).result(timeout=150)
+        arguments = (notes, SCRIPT, "--device", "cpu", "--data-dir", digits, *args, "--run-dir", folder)
+        ranks = ForkedRanks(server, [WITNESS, *arguments], processes)
+        try:
+            assert ranks.wait(150) and not any(ranks.exits.values()), ranks.failure()
+        finally:
+            ranks.kill()
         return [read_notes(notes / f"rank{rank}.txt") for rank in range(processes)], folder
 
     return run
@@ -137,10 +142,10 @@ def test_weights_of_two_processes_load_in_one(train):
     assert not [name for name in state if name.startswith("module.")]
 
 
-def test_real_fashion_mnist_reaches_four_in_five(train, real_data):
-    args = ("--train-images", 6_000, "--epochs", 6, "--target-accuracy", 0.8, "--patience", 1)
-    folder = train(2, *args, data=("--dataset", "fashion-mnist"))
-    summary = json.loads((folder / "summary.json").read_text())
+def test_real_fashion_mnist_reaches_four_in_five(torchrun, real_data, digits, tmp_path):
+    args = ("--train-images", 6_000, "--epochs", 6, "--target-accuracy", 0.8, "--patience", 1, "--device", "cpu")
+    run = torchrun(SCRIPT, "--dataset", "fashion-mnist", "--data-dir", digits, *args, run_dir=tmp_path / "run")
+    summary = run.result(timeout=150)
     assert summary["target_reached"] and summary["best_val_accuracy"] >= 0.8
 
 

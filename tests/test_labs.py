@@ -59,11 +59,10 @@ def test_the_steps_shown_in_the_notebook_are_those_of_the_lab():
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_every_starter_runs_as_it_stands_on_one_process(source, torchrun, digits, tmp_path):
+def test_every_starter_runs_as_it_stands_on_one_process(source, train, tmp_path):
     lab = tmp_path / source.name
     lab.write_text(sealed(starter(source.read_text()), source.name))
-    args = ("--data-dir", digits, *TINY, "--train-images", 512)
-    torchrun(lab, *args, processes=1, run_dir=tmp_path / "run").result(timeout=60)
+    train(lab, 1, *TINY, "--train-images", 512, run_dir=tmp_path / "run")
     assert len(read_metrics(tmp_path / "run")) == 1
 
 

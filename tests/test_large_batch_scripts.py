@@ -1,7 +1,6 @@
 """Chapters 05 to 09: each script takes the steps of the one before, and N processes take those of one."""
 
 import importlib
-import json
 import time
 
 import pytest
@@ -27,14 +26,13 @@ ADDED = {
 
 
 @pytest.fixture
-def train(torchrun, digits, tmp_path):
+def train(train, tmp_path):
     """Train and return the weights, the rows of the metrics and the summary."""
     count = iter(range(100))
 
     def run(script, processes, *args):
         folder = tmp_path / f"run{next(count)}"
-        torchrun(script, "--data-dir", digits, *SHORT, *args, processes=processes, run_dir=folder).result(timeout=120)
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = train(script, processes, *SHORT, *args, run_dir=folder)
         return torch.load(folder / "model.pt", weights_only=True), read_metrics(folder), summary
 
     return run
