@@ -26,7 +26,8 @@ class Plan:
     name: str
     processes: int
     settings: dict  # flags that every script understands
-    flags: dict = field(default_factory=dict)  # those that the lab is about; None stands for a switch
+    # Those that the lab is about; None stands for a switch, a function makes one from the reference.
+    flags: dict = field(default_factory=dict)
     is_cold: bool = False  # images as files, nothing prepared
     delays: dict = field(default_factory=dict)
     reference: str | None = None  # the earlier trial that this one is compared with
@@ -60,6 +61,7 @@ class Miss:
     law: object
     verdict: Verdict
     item: Item | None = None
+    ended_early: bool = False  # the run that showed it failed or hung, after others had finished
 
 
 @dataclass
@@ -108,12 +110,13 @@ def examine(script, lab, order, server=None):
             data.keep_as_files(folder / "images")
         unknown = set()
         for plan in lab.plans:
-            run[plan.name] = _attempt(server, script, data, folder, plan, unknown)
+            reference = run.get(plan.reference)
+            run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference)
             said = trials.unknown_flags(run[plan.name]) & lab.optional
             if said:
                 unknown |= said
-                run[plan.name] = _attempt(server, script, data, folder, plan, unknown)
-            run[plan.name].reference = run.get(plan.reference)
+                run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference)
+            run[plan.name].reference = reference
             if run[plan.name].state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
         _judge_by_one_process(server, script, data, folder, run, unknown)
@@ -135,10 +138,11 @@ def _judge_by_one_process(server, script, data, folder, run, unknown):
             one.undivided = pair
 
 
-def _attempt(server, script, data, folder, plan, unknown):
+def _attempt(server, script, data, folder, plan, unknown, reference=None):
     where = {"dataset": f"folder:{folder / 'images'}", "data_dir": folder / "cold"} if plan.is_cold else {}
     where = {"dataset": "digits", "data_dir": folder / "data"} | where
     flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in unknown}
+    flags = {name: value(reference) if callable(value) else value for name, value in flags.items()}
     return trials.attempt(
         server,
         script,
@@ -171,17 +175,22 @@ def _seen(law, trial, order):
 
 
 def _judge(lab, script, run, order):
-    """Hold the laws of every step against the trials, and put what does not hold in the order of causes."""
+    """Hold the laws of every step against the trials, and put what does not hold in the order of causes.
+
+    A run that failed or hung names its cause; but what runs before it have shown that finished comes first.
+    """
     states, misses, advice = {}, [], []
+    early = {plan.name for plan in lab.plans if not plan.is_cold and plan.name in run}
+    early = {name for name in early if run[name].state != "finished"}
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
-        verdicts = [(law, _seen(law, run[name], order)) for name, law in item.laws if name in run]
-        advice += [one.symptom for _, one in verdicts if one.holds and one.symptom]
-        missed = [Miss(law, one, item) for law, one in verdicts if not one.holds]
+        verdicts = [(name, law, _seen(law, run[name], order)) for name, law in item.laws if name in run]
+        advice += [one.symptom for *_, one in verdicts if one.holds and one.symptom]
+        missed = [Miss(law, one, item, name in early) for name, law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or not verdicts else DONE
         misses += missed
-    for one in run.values():
-        misses += [Miss(law, verdict) for law in (survives, meets) if not (verdict := _asked(law, one)).holds]
-    misses.sort(key=lambda miss: order.index(miss.law))  # stable: of one law the first trial comes first
+    ends = [(name, law, _asked(law, one)) for name, one in run.items() for law in (survives, meets)]
+    misses += [Miss(law, verdict, ended_early=name in early) for name, law, verdict in ends if not verdict.holds]
+    misses.sort(key=lambda miss: (miss.ended_early, order.index(miss.law)))  # stable: of one law the first trial first
     return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)))

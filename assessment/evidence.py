@@ -32,6 +32,7 @@ class Step:
     before: dict  # name -> sketch of the weight before the step
     after: dict
     clipped: bool
+    in_training_mode: bool
     line: int | None
     time: float
     dtype: str
@@ -174,6 +175,7 @@ def _step(event, forwards, clipped, data):
         event["weights_before"],
         event["weights_after"],
         clipped,
+        any(forward["in_training"] for forward in forwards) or not forwards,
         forwards[0]["line"] if forwards else None,
         event["time"],
         forwards[0].get("dtype", "") if forwards else "",

@@ -8,6 +8,7 @@ from assessment.laws import differing
 from assessment.records import metrics, number
 from assessment.sketch import sketch
 from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
+from assessment.watch_training import UNNAMED
 from utils import models
 
 PREFIXES = ("module.", "_orig_mod.")
@@ -41,8 +42,8 @@ def saves_the_network(trial):
     last = next((rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps), None)
     if not last:
         return HOLDS
-    names = sorted(set(last) & set(state))
-    missing = sorted(set(last) - set(state))
+    names = sorted(set(last) & set(state))  # weights that are windows into one flat tensor have names of no optimizer
+    missing = sorted(name for name in set(last) - set(state) if not name.startswith(UNNAMED))
     if missing:
         return broken(f"model.pt lacks {listed(missing)}")
     saved = {name: sketch(state[name]) for name in names}
@@ -160,6 +161,15 @@ def evaluates_in_evaluation_mode(trial):
         return unseen("no validation was seen")
     wrong = next((one for one in evaluations if one.in_training_mode), None)
     return HOLDS if wrong is None else broken("the network is in training mode while it is judged", wrong.line)
+
+
+def trains_in_training_mode(trial):
+    """BatchNorm and dropout are in training mode while the network learns, also after it was judged."""
+    for rank in trial.evidence.ranks:
+        for at, step in enumerate(rank.steps, start=1):
+            if not step.in_training_mode:
+                return broken(f"in step {at} the network learns in evaluation mode", step.line)
+    return HOLDS if any(rank.steps for rank in trial.evidence.ranks) else unseen("no rank trained")
 
 
 def differing_buffers(evaluations):

@@ -120,6 +120,22 @@ def starts_alike(trial):
     )
 
 
+def trains_all_layers(trial):
+    """Every parameter of the network moves: the optimizer holds those that the network has."""
+    rounds = trial.evidence.rounds
+    if len(rounds) < 2:
+        return unseen("not every rank took two steps")
+    first, last = rounds[0][0], rounds[-1][0]
+    still = [name for name, one in first.seen.items() if last.seen.get(name) == one]
+    if not still:
+        return HOLDS
+    return broken(
+        f"{len(still)} of the network's {len(first.seen)} parameters never move: {listed(still)}; the optimizer must"
+        " hold the parameters that the network has when it trains",
+        first.line,
+    )
+
+
 def stays_in_lockstep(trial):
     """The weights of all ranks are the same at every training step."""
     if trial.evidence.rounds and not all(step.seen for step in trial.evidence.rounds[0]):

@@ -6,7 +6,9 @@ from assessment.gradients import stacked
 from assessment.verdict import HOLDS, broken, unseen
 
 EXACT = 1e-4  # relative
+ROUNDING = 3e-6  # of a sketch of float32 weights, relative to it
 NOVOGRAD_BETAS = 0.95, 0.98
+NO_RATE = "no rate was seen: not every rank took a step of a torch.optim.Optimizer"
 
 
 def choice(trial, name, default):
@@ -46,14 +48,14 @@ def wanted_rates(trial, count):
 
 
 def taken(trial):
-    """Return the rates of rank 0's steps."""
-    return [step.rates[0] for step in trial.evidence.ranks[0].steps]
+    """Return the rates of rank 0's steps, none where it steps without an optimizer."""
+    return [step.rates[0] for step in trial.evidence.ranks[0].steps if step.rates]
 
 
 def follows_the_batch(trial):
     """The rate is the base rate times the rule of the factor: effective batch / reference batch."""
-    if not trial.evidence.rounds:
-        return unseen("not every rank trained")
+    if not trial.evidence.rounds or not taken(trial):
+        return unseen(NO_RATE)
     (rate, factor), first = full_rate(trial), taken(trial)[0]
     if abs(first / rate - 1) < EXACT:
         return HOLDS
@@ -66,8 +68,8 @@ def follows_the_batch(trial):
 
 def knows_the_factor(trial):
     """The factor counts the images of all ranks: seen where the rate follows the batch at all."""
-    if not trial.evidence.rounds:
-        return unseen("not every rank trained")
+    if not trial.evidence.rounds or not taken(trial):
+        return unseen(NO_RATE)
     first, base = taken(trial)[0], flag(trial, "base_lr", 0.05)
     if abs(first / base - 1) < EXACT:
         return unseen("the rate does not follow the batch yet")
@@ -78,7 +80,7 @@ def rates_follow_the_plan(trial):
     """Every step has the rate that scaling, warm-up and decay give it."""
     rates = taken(trial)
     if not rates or not trial.evidence.rounds:
-        return unseen("not every rank trained")
+        return unseen(NO_RATE)
     wanted = wanted_rates(trial, len(rates))
     off = [at for at, (one, other) in enumerate(zip(rates, wanted, strict=True)) if abs(one / other - 1) > 1e-3]
     if not off:
@@ -97,6 +99,23 @@ def guessed(trial, rates):
     if all(rates[at] == rates[at - at % size] for at in range(len(rates))):
         return ": it changes once an epoch, not once a step"
     return ""
+
+
+def ignores_the_processes(trial):
+    """The rate does not follow the number of processes: two runs of equal effective batch take equal steps."""
+    few, many = trial.reference, trial
+    if not (few.evidence.rounds and many.evidence.rounds):
+        return unseen("not every rank trained")
+    if not taken(few) or not taken(many) or not taken(few)[0]:
+        return HOLDS  # steps without an optimizer show no rate
+    rates = taken(few)[0], taken(many)[0]
+    counts = [one.evidence.world_size for one in (few, many)]
+    if abs(rates[1] / rates[0] / (counts[1] / counts[0]) - 1) > EXACT:
+        return HOLDS
+    return broken(
+        f"the rate is {rates[0]:.4g} with {counts[0]} processes and {rates[1]:.4g} with {counts[1]}, at effective"
+        f" batches of {effective_batch(few)} and {effective_batch(many)}: what counts is the batch, not the processes"
+    )
 
 
 def schedule_moves(trial):
@@ -119,9 +138,10 @@ def _names(steps):
     return sorted(set.intersection(*(set(step.applied) & set(step.before) & set(step.after) for step in steps)))
 
 
-def _moves(steps, names):
-    """Return how far each step moved the weights, by the rate: [steps, sketch]."""
-    return [(stacked(one.before, names) - stacked(one.after, names)) / one.rates[0] for one in steps]
+def _move(step, names):
+    """Return how far a step moved the weights, by the rate, and how much of that may be rounding: both sketches."""
+    before, after, rate = stacked(step.before, names), stacked(step.after, names), step.rates[0]
+    return (before - after) / rate, ROUNDING * before.norm() / rate
 
 
 def remembers(trial):
@@ -131,10 +151,11 @@ def remembers(trial):
         return unseen("no step was seen")
     names, momentum = _names(steps), flag(trial, "momentum", 0.9)
     velocity = torch.zeros(len(stacked(steps[0].applied, names)), dtype=torch.float64)
-    for number, (step, moved) in enumerate(zip(steps, _moves(steps, names), strict=True), start=1):
+    for number, step in enumerate(steps, start=1):
         gradient = stacked(step.applied, names)
         velocity = momentum * velocity + gradient
-        if not _close(moved, velocity):
+        moved, rounding = _move(step, names)
+        if step.rates[0] and not _close(moved, velocity, rounding):
             what = " moves along the gradient alone" if _close(moved, gradient) else " moves otherwise"
             return broken(
                 f"with --momentum {momentum:g}, step {number}{what}, not along momentum x velocity + gradient",
@@ -143,8 +164,8 @@ def remembers(trial):
     return HOLDS
 
 
-def _close(one, other):
-    return (one - other).norm() <= 5e-3 * other.norm()
+def _close(one, other, rounding=0.0):
+    return (one - other).norm() <= 5e-3 * other.norm() + rounding
 
 
 def chooses_the_optimizer(trial):
@@ -154,7 +175,7 @@ def chooses_the_optimizer(trial):
         return unseen("no step was seen")
     names = _names(steps)
     gradient, weights = stacked(steps[0].applied, names), stacked(steps[0].before, names)
-    if _close(_moves(steps, names)[0], gradient + flag(trial, "weight_decay") * weights):
+    if _close(_move(steps[0], names)[0], gradient + flag(trial, "weight_decay") * weights):
         return broken(f"with --optimizer {choice(trial, 'optimizer', 'sgd')} the first step is still that of SGD")
     return HOLDS
 
@@ -189,12 +210,12 @@ def _first_miss(steps, names, decay):
         for name in names:
             square = step.norms[name] ** 2
             second[name] = beta2 * second[name] + (1 - beta2) * square if name in second else square
-            gradient, weight = (torch.tensor(one[name], dtype=torch.float64) for one in (step.applied, step.before))
-            moved = (weight - torch.tensor(step.after[name], dtype=torch.float64)) / step.rates[0]
+            gradient, weight = stacked(step.applied, [name]), stacked(step.before, [name])
+            moved, rounding = _move(step, [name])
             direction = gradient / (second[name] ** 0.5 + 1e-8) + decay * weight
             earlier = first.get(name)
             first[name] = direction if earlier is None else beta1 * earlier + direction
-            if (moved - first[name]).norm() <= 0.02 * first[name].norm() + 1e-6:
+            if not step.rates[0] or (moved - first[name]).norm() <= 0.02 * first[name].norm() + 1e-6 + rounding:
                 continue
             yield number, name, *_kind(moved, first[name], gradient, direction, weight, decay, number)
             return

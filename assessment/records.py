@@ -1,6 +1,7 @@
 """The laws of what a run leaves: its record, who prints and who writes, who prepares the data, when it stops."""
 
 import csv
+import itertools
 import json
 import math
 
@@ -93,6 +94,27 @@ def times_the_slowest_rank(trial):
             slow = spans.index(max(spans))
             return broken(f"epoch {epoch} took rank {slow} at least {max(spans):.2f} s; the record says {told:.2f} s")
     return HOLDS
+
+
+def telling_target(trial):
+    """Return a target by whose reaching, as ``trial`` went, one sees how a script counts epochs: in a row, or in all.
+
+    Run again with the same seed, two epochs in a row reach it before the last one and, where accuracies went
+    up and down enough, later than any two do.
+    """
+    accuracies = [number(row.get("val_accuracy")) for row in metrics(trial)]
+    levels = sorted(accuracies)
+    targets = [(low + high) / 2 for low, high in itertools.pairwise(levels) if high - low > 1e-6]
+    ends = {target: _ends([one >= target for one in accuracies]) for target in targets}
+    late = [target for target, (_, in_a_row) in ends.items() if in_a_row < len(accuracies)]
+    return max(late, key=lambda target: (ends[target][0] < ends[target][1], -ends[target][1]), default=0.0)
+
+
+def _ends(reached):
+    """Return the epochs after which two have reached the target: any two, and two in a row."""
+    never = len(reached)
+    in_all = next((at for at in range(1, never) if sum(reached[:at]) == 2), never)
+    return in_all, next((at for at in range(2, never) if reached[at - 2] and reached[at - 1]), never)
 
 
 def stops_together(trial):

@@ -14,6 +14,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from assessment.recorder import announce
 from assessment.sketch import fingerprints, sketch
 
+UNNAMED = "unnamed parameter"  # what a parameter that an optimizer holds and no network has is called, with a number
+
 
 @dataclass
 class Seen:
@@ -74,6 +76,8 @@ def watch_modules(recorder, seen):
         seen.forwards += 1
         number, teaches = seen.forwards, logits is not None and logits.requires_grad
         facts = {"number": number, "teaches": teaches, "line": recorder.place()}
+        # Wrappers are left alone by the eval() of what they wrap, so leaves tell.
+        facts["in_training"] = any(one.training for one in module.modules() if not any(True for _ in one.children()))
         facts["layers_in_training"] = any(layer.training for layer in module.modules() if is_two_faced(layer))
         if images is not None:
             facts["rows"] = fingerprints(images).tolist()
@@ -121,7 +125,7 @@ def watch_optimizers(recorder, seen):
 
     def parameters(optimizer):
         held = [one for group in optimizer.param_groups for one in group["params"]]
-        return {seen.names.get(id(one), str(at)): one for at, one in enumerate(held) if is_plain(one)}
+        return {seen.names.get(id(one), f"{UNNAMED} {at}"): one for at, one in enumerate(held) if is_plain(one)}
 
     @quiet
     def before(optimizer, _args, _kwargs):

@@ -17,7 +17,6 @@ from assessment.check import Report, check
 from assessment.checklist import DONE, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.fork_server import ForkServer
 from assessment.labs import sealed, solution, starter
 from assessment.overview import Overview
 from assessment.verdict import broken
@@ -39,12 +38,6 @@ def own_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "PATH", tmp_path / ".lockstep/progress.json")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
 @chosen(
     "wrong",
     "01 the clock stops after validation",
@@ -54,7 +47,12 @@ def server():
     "03 barrier before the data",
     "03 a barrier of one",
     "03 a rate that explodes",
+    "03 patience in all",
+    "03 rate times processes",
+    "03 training mode once",
     "04 backward keeps its own gradient",
+    "04 the optimizer before the layers are swapped",
+    "07 a rate that decays by powers",
     "09 an average from the first step on",
 )
 def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
@@ -66,6 +64,7 @@ def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
     "03 weights averaged after every step",
     "03 ZeRO",
     "03 a record of its own",
+    "03 one flat parameter",
     "05 the solution",
     "08 rates set by hand",
 )

@@ -2,18 +2,21 @@
 
 from assessment import clocks, judging, laws, records, shares
 from assessment.checklist import Item, Plan
-from assessment.checklists.common import lab
+from assessment.checklists.common import STOPPED, UNSTEADY, lab
+from assessment.trial import CALM
 
-FULL, HALF, STOPS = "float32", "bfloat16", "stops early"
+FULL, HALF, FREE, STOPS = "float32", "bfloat16", "up and down", "stops early"
 PLANS = (
     Plan(FULL, 1, {"epochs": 2, "batch_size": 32, "seed": 3}, delays={"evaluation:0": 0.3}),
     Plan(HALF, 1, {"epochs": 1, "batch_size": 25, "seed": 8}, {"precision": "bfloat16"}),
-    Plan(STOPS, 1, {"epochs": 4, "batch_size": 32, "seed": 3}, {"target_accuracy": "0.0", "patience": "2"}),
+    Plan(FREE, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, UNSTEADY),
+    Plan(STOPS, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, STOPPED, reference=FREE),
 )
 STARTED = (
     shares.shares_are_disjoint,
     shares.labels_fit,
     shares.settings_are_obeyed,
+    judging.trains_in_training_mode,
     laws.averages,
     judging.judges_test_images,
     judging.saves_the_network,
@@ -55,4 +58,4 @@ ITEMS = {
         "epochs_at_target = epochs_at_target + 1 if at_target else 0; done = epochs_at_target == args.patience",
     ),
 }
-LAB = lab("01_one_device", PLANS, ITEMS, kept=KEPT)
+LAB = lab("01_one_device", PLANS, ITEMS, kept=KEPT, optional=frozenset(CALM) | {"base_lr"})

@@ -13,8 +13,9 @@ KEPT = Item(
     0,
     "what the starter had",
     everywhere(
-        laws.joins, shares.labels_fit, shares.orders_change, judging.evaluates_in_evaluation_mode,
-        judging.judges_test_images, judging.saves_the_network, records.one_rank_prints, records.one_rank_writes,
+        laws.joins, judging.trains_in_training_mode, shares.labels_fit, shares.orders_change,
+        judging.evaluates_in_evaluation_mode, judging.judges_test_images, judging.saves_the_network,
+        records.one_rank_prints, records.one_rank_writes,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
