@@ -94,7 +94,7 @@ def examine(script, lab, order, server=None):
     """
     script = Path(script).absolute()
     try:
-        text = script.read_text(encoding="utf-8")
+        text = script.read_text(encoding="utf-8", errors="replace")  # what Python says of other bytes, a run tells
     except OSError:
         raise UserError(f"{script} cannot be read: name a lab's script") from None
     if is_untouched(text):

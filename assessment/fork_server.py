@@ -17,6 +17,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tokenize
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +116,8 @@ def become_rank(order, server):
             own = recorder.Recorder()
             watch_training.watch(own)
             watch_world.watch(own)
+        with tokenize.open(sys.argv[0]) as script:
+            script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
     except SystemExit as end:

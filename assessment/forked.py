@@ -8,7 +8,9 @@ with ForkServer() as server:
 """
 
 import time
+from contextlib import suppress
 
+import psutil
 from torch.distributed import TCPStore
 
 from assessment.fork_server import exit_code
@@ -57,6 +59,14 @@ class ForkedRanks:
                 return False
             time.sleep(POLL_S)
         return True
+
+    def cpu_s(self):
+        """Return the processor time that the ranks that run, and all that they started, have taken so far."""
+        total = 0.0
+        for one in set().union(*(system.family(pid) for pid in self._pids)):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(one.cpu_times()[:2])
+        return total
 
     def failure(self):
         """Return the output of the rank that failed first and the others' last lines; nothing where none failed."""

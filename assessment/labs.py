@@ -83,7 +83,7 @@ def make_labs(solutions=ROOT / "solutions", labs=ROOT / "labs"):
             text = sealed(starter(source.read_text(encoding="utf-8")), source.name)
         except UserError as problem:
             raise UserError(f"{source}, {problem}") from None
-        old = target.read_text(encoding="utf-8") if target.exists() else None
+        old = target.read_text(encoding="utf-8", errors="replace") if target.exists() else None
         if old == text:
             continue
         if old is not None and not is_untouched(old):
@@ -105,7 +105,7 @@ def reset(lab, labs=ROOT / "labs"):
     if source is None:
         raise UserError(f"there is no lab {lab}")
     target, kept = Path(labs) / source.name, None
-    if target.exists() and not is_untouched(target.read_text(encoding="utf-8")):
+    if target.exists() and not is_untouched(target.read_text(encoding="utf-8", errors="replace")):
         kept = target.with_name(f"{target.stem}-{datetime.now():%Y-%m-%d-%H%M%S}.py")
         target.rename(kept)
     with written_whole(target) as part:

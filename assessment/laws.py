@@ -44,6 +44,8 @@ def knows_its_rank(trial):
         if not rank.events:
             return unseen(f"rank {rank.number} ended before it began")
         if not rank.named("asks its rank"):
+            if trial.state == "failed" and not any(one.steps for one in trial.evidence.ranks):
+                return unseen("the run ended before anything was done")
             count = trial.evidence.world_size
             return broken(f"{count} processes were started, and none of them asked which of the {count} it is")
     return HOLDS

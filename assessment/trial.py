@@ -1,7 +1,8 @@
 """Try a script: run it as several ranks with the recorder beside it, and bring back what it did.
 
-A trial ends when the script does, soon after its first rank fails, when it has done nothing for ``SILENT_S``
-seconds (it hangs), or after ``LIMIT_S``. No process stays behind.
+A trial ends when the script does, soon after its first rank fails, when it hangs, or after ``LIMIT_S``. It hangs
+where for ``SILENT_S`` seconds it told the recorder nothing and then computed nothing for ``IDLE_S`` either (a
+compiler may be at work for long). No process stays behind.
 """
 
 import json
@@ -18,7 +19,7 @@ from assessment.evidence import Evidence
 from assessment.forked import ForkedRanks
 from assessment.labs import ROOT
 
-LIMIT_S, SILENT_S = 60, 10
+LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
 
@@ -57,7 +58,7 @@ def attempt(server, script, data, folder, *, processes, settings, flags, dataset
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
     ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir], delays))
     try:
-        is_over = ranks.wait(LIMIT_S, lambda: _is_silent(evidence))
+        is_over = ranks.wait(LIMIT_S, Stillness(ranks, evidence))
         stacks = [] if is_over else _stacks(evidence, processes)
     finally:
         ranks.kill()
@@ -90,10 +91,21 @@ def _environment(evidence, watched, delays):
     }
 
 
-def _is_silent(evidence):
-    """Say whether no rank has told the recorder anything for long."""
-    latest = max((path.stat().st_mtime for path in evidence.glob("*.jsonl")), default=time.time())
-    return time.time() - latest > SILENT_S
+class Stillness:
+    """Say, asked again and again, whether a run has come to a stop."""
+
+    def __init__(self, ranks, evidence):
+        self.ranks, self.evidence = ranks, evidence
+        self.computed, self.since = 0.0, time.monotonic()
+
+    def __call__(self):
+        latest = max((path.stat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
+        if time.time() - latest < SILENT_S:
+            return False
+        computed = self.ranks.cpu_s()
+        if computed > self.computed + 0.1:
+            self.computed, self.since = computed, time.monotonic()
+        return time.monotonic() - self.since > IDLE_S
 
 
 def _stacks(evidence, processes):

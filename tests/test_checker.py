@@ -82,6 +82,13 @@ def test_a_rank_that_trained_alone_ticks_no_step(server, tmp_path):
     assert DONE not in result.states.values()
 
 
+def test_a_script_whose_bytes_are_no_text_is_a_result(server, tmp_path):
+    lab = tmp_path / "03_ddp.py"
+    lab.write_bytes(solution((ROOT / "solutions/03_ddp.py").read_text()).encode() + b"# gr\xfc\xdf\n")
+    result = examine(lab, checklist("03"), ORDER, server)
+    assert result.cause.law.__name__ == "survives" and "utf-8" in result.cause.verdict.symptom
+
+
 @pytest.mark.parametrize("kind", ["right", "wrong"])
 def test_every_submission_is_a_program_and_names_a_law(kind):
     names = {law.__name__ for law in ORDER}
