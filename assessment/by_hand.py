@@ -18,7 +18,7 @@ def divides_by_load(trial):
     if sum(taken) == batch and all(abs(one - other) < 1.001 for one, other in zip(taken, wanted, strict=True)):
         return HOLDS
     if len(set(taken)) == 1 and taken[0] == batch:
-        return broken(f"every rank takes the whole global batch of {batch} images")
+        return unseen("every rank takes the whole global batch, so the division does not show")
     return broken(f"of {batch} images with loads {per_rank(loads)} the ranks take: {per_rank(taken)}")
 
 

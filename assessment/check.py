@@ -12,17 +12,21 @@ import sys
 from html import escape
 from pathlib import Path
 
-from assessment.checklist import DONE, UNSEEN, WRONG, Result, examine
+from assessment.checklist import DONE, UNBEGUN, UNSEEN, WRONG, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.labs import ROOT
-from assessment.laws import survives
+from assessment.laws import meets, survives
 from utils import progress
 from utils.errors import UserError, one_line_errors
 
-MARKS = {DONE: "✓", WRONG: "✗", UNSEEN: "·"}
-COLOURS = {DONE: "#117733", WRONG: "#cc3311", UNSEEN: "#666666"}
-STRENGTHS = 3
+MARKS = {DONE: "✓", WRONG: "✗", UNSEEN: "·", UNBEGUN: "·"}
+COLOURS = {DONE: "#117733", WRONG: "#cc3311", UNSEEN: "#666666", UNBEGUN: "#666666"}
+STRENGTHS, WIDE = 3, 200
+MEETING = (
+    "  The idea: a collective ends when all ranks have entered it, so all must enter the same ones in the same order.",
+    "  Look for: a collective behind a condition on the rank, or a loop that ranks leave after different rounds.",
+)
 
 
 def check(lab, script=None):
@@ -60,18 +64,23 @@ class Report:
             return
         for item in result.lab.items:
             state = result.states[item.number]
-            yield state, f"{item.number:>2}  {item.title}" + ("" if state != UNSEEN else "  (not seen yet)")
+            yield state, f"{item.number:>2}  {item.title}" + (f"  ({state})" if state in (UNSEEN, UNBEGUN) else "")
         if result.is_done:
             yield None, "All steps are done."
         cause = result.cause
         if cause is not None:
             yield None, ""
             yield from ((None, line) for line in self.hints(cause))
-            wrong = [number for number, state in result.states.items() if state == WRONG and number != _step_of(cause)]
-            if wrong:
-                yield None, f"Then look again: this may be what makes {_numbers(wrong)} wrong, or hide more."
+            others = list(self.seen_besides(cause))
+            if others:
+                yield None, "Seen besides, perhaps because of it:"
+                yield from ((None, line) for line in others)
             elif cause.item is None:
                 yield None, "What is not seen yet shows once the script runs to its end."
+        elif result.next_step is not None:
+            yield None, ""
+            yield None, "As far as it was seen, nothing that you have written is wrong."
+            yield None, f"Next: TODO {result.next_step.number} ({result.next_step.title})."
         elif not result.is_done:
             waiting = [item.number for item in result.lab.items if result.states[item.number] != DONE]
             yield (
@@ -81,12 +90,21 @@ class Report:
         for advice in result.advice:
             yield None, f"Right, but: {advice}"
 
+    def seen_besides(self, cause):
+        """Return a line for each other step that is wrong."""
+        for item in self.result.lab.items:
+            found = [miss for miss in self.result.misses if miss.item is item and miss.verdict.holds is False]
+            if found and item is not cause.item and self.result.states[item.number] == WRONG:
+                yield f"  step {item.number}: {found[0].verdict.symptom[:WIDE]}"
+
     def hints(self, miss):
         """Return the lines about the root cause."""
         where = f" (line {miss.verdict.line})" if miss.verdict.line else ""
         if miss.item is None:
             yield f"First: the script ends with an error{where}." if miss.law is survives else f"First{where}:"
             yield from miss.verdict.symptom.splitlines()
+            if miss.law is meets:
+                yield from MEETING[: self.strength - 1]
             return
         yield f"First, step {miss.item.number}, {miss.item.title}{where}:"
         yield f"  What was seen: {miss.verdict.symptom}."
@@ -109,11 +127,6 @@ class Report:
         return f"<div style='font-family: monospace; line-height: 1.5'>{''.join(rows)}</div>"
 
 
-def _step_of(miss):
-    """Return the number of the step that a miss belongs to, None for a run that ended before its time."""
-    return miss.item and miss.item.number
-
-
 def _numbers(numbers):
     return ("steps " if len(numbers) > 1 else "step ") + ", ".join(map(str, numbers))
 
@@ -122,28 +135,37 @@ def _strength(result):
     """Return how strong the hint is to be: one more than the last time, if the root cause is the same."""
     cause = result.cause
     kept = progress.read().get("checks", {}).get(result.lab.name, {})
-    if cause is None or kept.get("cause") != cause.law.__name__:
+    if cause is None or kept.get("cause") != _name(cause):
         return 1
     return min(STRENGTHS, kept.get("strength", 0) + 1)
 
 
+def _name(cause):
+    """Return what tells one cause from another: the law, and of an error its last line."""
+    error = (cause.verdict.symptom.strip().splitlines() or [""])[-1] if cause.law is survives else ""
+    return f"{cause.law.__name__} {error}".strip()
+
+
 def _keep(result):
-    done = [number for number, state in result.states.items() if state == DONE]
-    cause = result.cause and result.cause.law.__name__
-    facts = {"done": done, "of": len(result.states), "cause": cause, "strength": _strength(result)}
+    steps = [number for number in result.states if number]  # 0 is what the starter had
+    done = [number for number in steps if result.states[number] == DONE]
+    cause = result.cause and _name(result.cause)
+    facts = {"done": done, "of": len(steps), "cause": cause, "strength": _strength(result)}
     progress.keep("checks", result.lab.name, facts)
 
 
 def main():
     """Check the script on the command line."""
     parser = argparse.ArgumentParser(prog="python -m assessment.check", description="Check a lab's script.")
-    parser.add_argument("script", type=Path)
+    parser.add_argument("script", type=Path, help="a lab's script, or the number of a lab")
     parser.add_argument("--lab", help="the lab's number, where the file's name does not say it")
     args = parser.parse_args()
     lab = args.lab or args.script.stem.split("_")[0]
     if not lab.isdigit():
         raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")
-    report = check(lab, args.script)
+    if sys.stderr.isatty():
+        print("half a minute, or less ...", file=sys.stderr)
+    report = check(lab, None if args.script.name.isdigit() else args.script)
     print(report)
     sys.exit(0 if report.is_done else 1)
 

@@ -12,11 +12,12 @@ from assessment import trial as trials
 from assessment.fork_server import ForkServer
 from assessment.labs import is_untouched
 from assessment.laws import averages, meets, survives
+from assessment.steps import untouched_steps
 from assessment.trial_data import trial_data
 from assessment.verdict import Verdict, unseen
 from utils.errors import UserError
 
-DONE, WRONG, UNSEEN = "done", "wrong", "not seen yet"
+DONE, WRONG, UNSEEN, UNBEGUN = "done", "wrong", "not seen yet", "not begun"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Lab:
     plans: tuple
     items: tuple
     optional: frozenset = frozenset(trials.CALM)  # flags that a script need not know
+    record_step: int | None = None  # the step before which every process writes a record of its own
 
 
 @dataclass
@@ -70,11 +72,12 @@ class Result:
 
     lab: Lab
     script: Path
-    states: dict  # step number -> DONE, WRONG or UNSEEN
+    states: dict  # step number -> DONE, WRONG, UNSEEN or UNBEGUN
     misses: list
     seconds: float = 0.0
     is_untouched: bool = False
     advice: list = field(default_factory=list)
+    untouched: set = field(default_factory=set)  # numbers of the steps that stand as the starter has them
 
     @property
     def is_done(self):
@@ -83,8 +86,16 @@ class Result:
 
     @property
     def cause(self):
-        """Return the ``Miss`` to look at first, None where no law is broken."""
-        return next((miss for miss in self.misses if miss.verdict.holds is False), None)
+        """Return the ``Miss`` to look at first, None where no law is broken that a step begun could keep."""
+        broken = [miss for miss in self.misses if miss.verdict.holds is False]
+        if not broken or broken[0].item is None or broken[0].item.number not in self.untouched:
+            return broken[0] if broken else None
+        return next((miss for miss in broken if miss.item and miss.item.number not in self.untouched), None)
+
+    @property
+    def next_step(self):
+        """Return the first ``Item`` that nobody has begun, None where there is none."""
+        return next((item for item in self.lab.items if self.states[item.number] == UNBEGUN), None)
 
 
 def examine(script, lab, order, server=None):
@@ -102,7 +113,8 @@ def examine(script, lab, order, server=None):
     if server is None:
         with ForkServer() as own:
             return examine(script, lab, order, own)
-    run, began = {}, time.monotonic()
+    run, began, untouched = {}, time.monotonic(), untouched_steps(lab.name, text)
+    apart = lab.record_step in untouched
     with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
         folder, data = Path(folder), trial_data()
         data.keep(folder / "data")
@@ -111,16 +123,16 @@ def examine(script, lab, order, server=None):
         unknown = set()
         for plan in lab.plans:
             reference = run.get(plan.reference)
-            run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference)
+            run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference, apart)
             said = trials.unknown_flags(run[plan.name]) & lab.optional
             if said:
                 unknown |= said
-                run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference)
+                run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference, apart)
             run[plan.name].reference = reference
             if run[plan.name].state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
         _judge_by_one_process(server, script, data, folder, run, unknown)
-        result = _judge(lab, script, run, order)
+        result = _judge(lab, script, run, order, untouched)
     result.seconds = time.monotonic() - began
     return result
 
@@ -138,7 +150,7 @@ def _judge_by_one_process(server, script, data, folder, run, unknown):
             one.undivided = pair
 
 
-def _attempt(server, script, data, folder, plan, unknown, reference=None):
+def _attempt(server, script, data, folder, plan, unknown, reference=None, apart=False):
     where = {"dataset": f"folder:{folder / 'images'}", "data_dir": folder / "cold"} if plan.is_cold else {}
     where = {"dataset": "digits", "data_dir": folder / "data"} | where
     flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in unknown}
@@ -152,6 +164,7 @@ def _attempt(server, script, data, folder, plan, unknown, reference=None):
         settings=plan.settings,
         flags=flags,
         delays=plan.delays,
+        apart=apart,
         **where,
     )
 
@@ -174,7 +187,7 @@ def _seen(law, trial, order):
     return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
 
-def _judge(lab, script, run, order):
+def _judge(lab, script, run, order, untouched):
     """Hold the laws of every step against the trials, and put what does not hold in the order of causes.
 
     A run that failed or hung names its cause; but what runs before it have shown that finished comes first.
@@ -185,12 +198,16 @@ def _judge(lab, script, run, order):
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
         verdicts = [(name, law, _seen(law, run[name], order)) for name, law in item.laws if name in run]
-        advice += [one.symptom for *_, one in verdicts if one.holds and one.symptom]
+        told = {law: one.symptom for _, law, one in verdicts if one.holds and one.symptom}  # of each law once
         missed = [Miss(law, one, item, name in early) for name, law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or not verdicts else DONE
+        advice += told.values() if not is_wrong else ()
         misses += missed
     ends = [(name, law, _asked(law, one)) for name, one in run.items() for law in (survives, meets)]
     misses += [Miss(law, verdict, ended_early=name in early) for name, law, verdict in ends if not verdict.holds]
     misses.sort(key=lambda miss: (miss.ended_early, order.index(miss.law)))  # stable: of one law the first trial first
-    return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)))
+    if all(state == DONE for state in states.values()):
+        untouched = set()  # done in other places
+    states |= dict.fromkeys(untouched, UNBEGUN)
+    return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)), untouched=untouched)

@@ -22,7 +22,10 @@ GRACE_S, POLL_S = 3, 0.05
 
 
 class ForkedRanks:
-    """``processes`` ranks of the script ``argv[0]`` with its arguments; ``env`` adds to their environment."""
+    """``processes`` ranks of the script ``argv[0]`` with its arguments; ``env`` adds to their environment.
+
+    ``{rank}`` in an argument stands for the rank's number.
+    """
 
     def __init__(self, server, argv, processes, env=None):
         self.logs = RankLogs(processes)
@@ -31,10 +34,11 @@ class ForkedRanks:
         self._ended = None  # the exit codes when the ranks were killed
         self._files = [self.logs.folder / f"{rank}.exit" for rank in range(processes)]
         shared = _environment(processes, self._store.port) | (env or {})
-        self._pids = [
-            server.fork(argv, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, self.logs.path(rank), file)
-            for rank, file in enumerate(self._files)
-        ]
+        self._pids = []
+        for rank, file in enumerate(self._files):
+            own_argv = [str(one).replace("{rank}", str(rank)) for one in argv]
+            own_env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._pids.append(server.fork(own_argv, own_env, self.logs.path(rank), file))
 
     @property
     def exits(self):

@@ -110,7 +110,10 @@ def reset(lab, labs=ROOT / "labs"):
         target.rename(kept)
     with written_whole(target) as part:
         part.write_text(sealed(starter(source.read_text(encoding="utf-8")), source.name), encoding="utf-8")
-    print(f"{target.name} is the starter again" + (f"; yours is kept as {kept.name}" if kept else ""))
+    print(
+        f"{target.name} is the starter again"
+        + (f"; yours is kept beside it as {kept.parent.name}/{kept.name}" if kept else "")
+    )
     return kept
 
 

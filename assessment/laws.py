@@ -13,6 +13,7 @@ from assessment.gradients import gradients_are_averaged
 from assessment.verdict import HOLDS, broken, listed, unseen
 from utils.failures import LOST_PEER
 
+DAY_S = 86_400
 UNDIVIDED = 1e-3  # relative to the size of all weights
 EQUAL = 1e-4  # relative: sums taken in another order differ by less
 
@@ -24,7 +25,7 @@ def joins(trial):
         groups = rank.named("group")
         if not groups:
             joining = rank.named("joining")
-            if joining:
+            if joining and trial.state == "hung":
                 return broken(f"rank {rank.number} waits in init_process_group for the others", joining[0]["line"])
             if rank.events and (rank.steps or trial.state == "finished"):
                 return broken(f"rank {rank.number} works without having joined a process group")
@@ -33,6 +34,11 @@ def joins(trial):
             return broken(
                 f"{world_size} processes were started, but rank {rank.number} joined a group of"
                 f" {groups[0]['world_size']}"
+            )
+        if (groups[0].get("timeout_s") or 0) >= DAY_S:
+            days = groups[0]["timeout_s"] / DAY_S
+            return broken(
+                f"a rank waits {days:.0f} days for one that died: timedelta counts days first", groups[0]["line"]
             )
     numbers = [rank.named("group")[0]["rank"] for rank in trial.evidence.ranks]
     return HOLDS if sorted(numbers) == list(range(world_size)) else broken(f"the ranks in the group are {numbers}")
@@ -53,7 +59,7 @@ def knows_its_rank(trial):
 
 def survives(trial):
     """No rank dies."""
-    if trial.state != "failed" or is_left_behind(trial):
+    if trial.state != "failed" or is_left_behind(trial) or ends_without_stopping(trial):
         return HOLDS
     return broken(trial.failure, failing_line(trial))
 
@@ -74,35 +80,64 @@ def failing_line(trial):
 
 def meets(trial):
     """No rank waits for ever: all enter the same collectives in the same order."""
-    if trial.state != "hung" and not is_left_behind(trial):
+    if (trial.state != "hung" and not is_left_behind(trial)) or ends_without_stopping(trial):
         return HOLDS
-    calls = [[(one["name"], one["numel"]) for one in rank.named("collective")] for rank in trial.evidence.ranks]
-    lines = [[one["line"] for one in rank.named("collective")] for rank in trial.evidence.ranks]
-    told = [f"rank {rank} {standing(trial, rank, calls[rank], lines[rank])}" for rank in range(len(calls))]
-    for at in range(max(map(len, calls))):
-        at_once = [rank[at] if at < len(rank) else None for rank in calls]
-        if len(set(at_once)) > 1:
-            names = [f"rank {rank} {described(one)}" for rank, one in enumerate(at_once)]
-            told.append(f"the first difference is their collective number {at + 1}: " + ", ".join(names))
-            break
-    line = next((rank[-1] for rank in lines if rank), None)
-    return broken("the ranks do not meet: " + "; ".join(told), line)
+    return broken("the ranks do not meet: " + "; ".join(parting(trial)), parting_line(trial))
+
+
+def ends_without_stopping(trial):
+    """Say whether the same run finished when it was not asked to stop early: then stopping is what is wrong."""
+    free = trial.reference
+    return bool(free and free.state == "finished" and free.evidence.settings == trial.evidence.settings)
+
+
+def collectives(trial):
+    """Return what each rank entered, in order, as (name, numbers, line)."""
+    ranks = trial.evidence.ranks
+    return [[(one["name"], one["numel"], one["line"]) for one in rank.named("collective")] for rank in ranks]
+
+
+def first_difference(calls):
+    """Return the first place at which ranks enter different collectives, or the same one in different lines."""
+    longest = max(map(len, calls))
+    return next(
+        (at for at in range(longest) if len({rank[at] if at < len(rank) else None for rank in calls}) > 1), None
+    )
+
+
+def parting(trial):
+    """Return in words where each rank of a hanging run stands, and where the ranks parted."""
+    calls = collectives(trial)
+    told = [f"rank {rank} {standing(trial, rank, own)}" for rank, own in enumerate(calls)]
+    at = first_difference(calls)
+    if at is not None:
+        names = [f"rank {rank} {described(own[at : at + 1])}" for rank, own in enumerate(calls)]
+        told.append(f"they part at their collective number {at + 1}: " + ", ".join(names))
+    return told
+
+
+def parting_line(trial):
+    """Return the line of the collective that only some ranks enter, None where none is known."""
+    calls = collectives(trial)
+    at = first_difference(calls)
+    lines = [own[at][2] for own in calls if at is not None and at < len(own)]
+    return min((line for line in lines if line), default=None)
 
 
 def described(call):
-    if call is None:
-        return "never enters it"
-    name, numel = call
-    return f"enters {name}" + (f" of {numel} numbers" if numel else "")
+    if not call:
+        return "enters none"
+    name, numel, line = call[0]
+    return f"enters {name}" + (f" of {numel} numbers" if numel else "") + (f" in line {line}" if line else "")
 
 
-def standing(trial, rank, calls, lines):
+def standing(trial, rank, calls):
     """Return where a rank of a hanging run stands."""
     stack = trial.stacks[rank] if rank < len(trial.stacks) else ""
     script = trial.script.name
     found = re.search(rf'File ".*{re.escape(script)}", line (\d+)', stack)
     where = f"stands in line {found[1]}" if found else "has ended" if not stack else "stands outside the script"
-    last = f" (its last collective is {calls[-1][0]}, line {lines[-1]})" if calls else ""
+    last = f" (its last collective is {calls[-1][0]}, line {calls[-1][2]})" if calls else ""
     return where + last
 
 

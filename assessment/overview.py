@@ -34,4 +34,5 @@ class Overview:
 def _steps(found):
     if found is None:
         return "not checked yet"
-    return "all done" if len(found["done"]) == found["of"] else f"{len(found['done'])} of {found['of']} done"
+    is_done = len(found["done"]) == found["of"] and found["cause"] is None
+    return "all done" if is_done else f"{len(found['done'])} of {found['of']} done"

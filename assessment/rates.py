@@ -67,12 +67,14 @@ def follows_the_batch(trial):
 
 
 def knows_the_factor(trial):
-    """The factor counts the images of all ranks: seen where the rate follows the batch at all."""
+    """The factor counts the images of all ranks: seen where the rate is the base rate times a factor."""
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
-    first, base = taken(trial)[0], flag(trial, "base_lr", 0.05)
-    if abs(first / base - 1) < EXACT:
+    found, (_, factor) = taken(trial)[0] / flag(trial, "base_lr", 0.05), full_rate(trial)
+    if abs(found - 1) < EXACT:
         return unseen("the rate does not follow the batch yet")
+    if abs(found / factor - 1) < EXACT or abs(found / factor**0.5 - 1) < EXACT:
+        return HOLDS
     return follows_the_batch(trial)
 
 
@@ -198,7 +200,7 @@ def _novograd(trial, concerns):
     steps = trial.evidence.ranks[0].steps
     for number, name, kind, told in _first_miss(steps, _names(steps), flag(trial, "weight_decay")):
         if concerns(kind):
-            return broken(f"step {number} of {name} is not NovoGrad's: {told}", steps[number - 1].line)
+            return broken(f"step {number} of {name} is not NovoGrad's: {told}")
     return HOLDS
 
 
@@ -217,21 +219,24 @@ def _first_miss(steps, names, decay):
             first[name] = direction if earlier is None else beta1 * earlier + direction
             if not step.rates[0] or (moved - first[name]).norm() <= 0.02 * first[name].norm() + 1e-6 + rounding:
                 continue
-            yield number, name, *_kind(moved, first[name], gradient, direction, weight, decay, number)
+            yield number, name, *_kind(moved, first[name], gradient, direction, weight, decay, earlier)
             return
 
 
-def _kind(moved, wanted, gradient, direction, weight, decay, number):
+def _kind(moved, wanted, gradient, direction, weight, decay, earlier):
     """Name what differs, as (kind, text)."""
     ratio = (moved.norm() / wanted.norm()).item()
     along = torch.nn.functional.cosine_similarity(moved, gradient, dim=0).item()
-    if number == 1 and decay and _close(moved, direction - decay * weight):
+    if earlier is None and decay and _close(moved, direction - decay * weight):
         return "decay", "weight decay does not move it"
-    if number == 1 and along > 0.999:
+    if earlier is None and along > 0.999:
         return (
             "first size",
             f"it goes along the gradient, but {ratio:.3g} times as far as gradient / size of the gradient",
         )
+    beta1 = NOVOGRAD_BETAS[0]
+    if earlier is not None and _close(moved, beta1 * earlier + (1 - beta1) * direction, 0.02 * moved.norm()):
+        return "momentum", "what joins the first moment is multiplied by 1 - beta1, as in Adam; here it joins whole"
     if _close(moved, direction):
         return "momentum", "it forgets the earlier directions"
     if _close(moved / ratio, wanted):

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 
-from assessment.laws import per_rank
+from assessment.laws import ends_without_stopping, parting, per_rank
 from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
@@ -52,8 +52,10 @@ def one_rank_writes(trial):
         return unseen("nothing was written")
     if len(writing) == 1:
         return HOLDS
-    name = written[writing[1]][0]["path"].removeprefix(folder).lstrip("/")
-    return broken(f"ranks {listed(writing)} all write into the run's folder: {name}", written[writing[1]][0]["line"])
+    first = written[writing[1]][0]
+    name = first["path"].removeprefix(folder).lstrip("/")
+    what = "a record of the run" if name == ".lock" else name
+    return broken(f"ranks {listed(writing)} all write into the run's folder: {what}", first["line"])
 
 
 def records_epochs(trial):
@@ -119,6 +121,8 @@ def _ends(reached):
 
 def stops_together(trial):
     """All ranks stop in the epoch in which ``--patience`` epochs in a row have reached the target."""
+    if trial.state != "finished" and ends_without_stopping(trial):
+        return broken("not all ranks leave the loop after the same epoch: " + "; ".join(parting(trial)))
     if trial.state != "finished":
         return unseen("the run did not finish")
     if "patience" not in trial.flags:

@@ -3,7 +3,7 @@
 import itertools
 
 from assessment.laws import differing
-from assessment.verdict import HOLDS, broken, percent, unseen
+from assessment.verdict import HOLDS, Verdict, broken, percent, unseen
 
 
 def shares_are_disjoint(trial):
@@ -12,7 +12,7 @@ def shares_are_disjoint(trial):
     whole = [evidence.epochs(rank) for rank in range(evidence.world_size)]
     if not all(whole) or not all(step.rows for epochs in whole for epoch in epochs for step in epoch):
         return unseen("not every rank trained on images")
-    for number, epochs in enumerate(zip(*whole, strict=False)):
+    for number, epochs in enumerate(zip(*whole, strict=False), start=1):
         rows = [[row for step in epoch for row in step.rows if row is not None] for epoch in epochs]
         for rank in range(1, len(rows)):
             for earlier in range(rank):
@@ -24,6 +24,10 @@ def shares_are_disjoint(trial):
             if len(own) - len(set(own)) >= evidence.world_size:
                 twice = percent(len(own) - len(set(own)), len(own))
                 return broken(f"{twice} of the images that rank {rank} saw in epoch {number} it saw again")
+        together = [row for own in rows for row in own]
+        again = len(together) - len(set(together))
+        if again:
+            return Verdict(True, f"{again} of the images of an epoch are trained on twice, to fill up the shares")
     return HOLDS
 
 
@@ -42,7 +46,7 @@ def shares_are_the_data(trial):
     allowed = max(sum(len(step.rows) for step in steps) for steps in evidence.rounds[:1]) + evidence.world_size
     missed = known - len(set(rows))
     if missed >= allowed:
-        return broken(f"all ranks together saw {len(set(rows))} of {known} training images in epoch 0")
+        return broken(f"all ranks together saw {len(set(rows))} of {known} training images in epoch 1")
     return HOLDS
 
 
@@ -56,12 +60,12 @@ def orders_change(trial):
         epochs = [all_rows(epoch) for epoch in trial.evidence.epochs(rank)]
         if len(epochs) < 2:
             return unseen("there was no second epoch")
-        for number, (one, following) in enumerate(itertools.pairwise(epochs)):
+        for number, (one, following) in enumerate(itertools.pairwise(epochs), start=2):
             same = sum(a == b for a, b in zip(one, following, strict=False))
             if same > len(one) / 2:
                 return broken(
-                    f"on rank {rank} {percent(same, len(one))} of the images of epoch {number + 1} come at the same"
-                    f" place as in epoch {number}"
+                    f"on rank {rank} {percent(same, len(one))} of the images of epoch {number} come at the same"
+                    f" place as in epoch {number - 1}"
                 )
     return HOLDS
 

@@ -41,6 +41,32 @@ def steps(lab):
     return [found[number] for number in sorted(found)]
 
 
+def untouched_steps(lab, text):
+    """Return the numbers of the steps whose lines stand in the script ``text`` as the starter of ``lab`` has them.
+
+    A step is touched as soon as a line of it, or one between it and its neighbours, is another.
+    """
+    lines, regions, where, number = [], {}, None, None
+    for line in (ROOT / "solutions" / f"{lab}.py").read_text(encoding="utf-8").splitlines():
+        if OPEN.match(line):
+            where, told = "solution", re.search(r"\[step (\d+)", line)
+            number = told and int(told[1])
+        elif line.strip() == "# [starter]":
+            where, first = "starter", len(lines)
+        elif line.strip() == "# [end]":
+            where = None
+            if number:
+                regions.setdefault(number, []).append(lines_around(first, len(lines)))
+        elif where != "solution":
+            lines.append(re.sub(r"#: ?", "", line, count=1).rstrip() if where else line)
+    blocks = {number: ["\n".join(lines[part]) for part in parts] for number, parts in regions.items()}
+    return {number for number, parts in blocks.items() if all(f"\n{part}\n" in f"\n{text}\n" for part in parts)}
+
+
+def lines_around(first, last):
+    return slice(max(0, first - 1), last + 1)
+
+
 def _dedented(lines):
     """Remove the indentation that all lines share."""
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)

@@ -44,19 +44,21 @@ class Trial:
     undivided: tuple | None = None  # a run of many processes, and one of one process with the same global batches
 
 
-def attempt(server, script, data, folder, *, processes, settings, flags, dataset, data_dir, delays):
+def attempt(server, script, data, folder, *, processes, settings, flags, dataset, data_dir, delays, apart=False):
     """Run ``script`` as ``processes`` ranks that ``server`` forks off, and return the ``Trial``.
 
     ``data`` is what the images in its evidence are found in; the script gets ``dataset`` in ``data_dir``.
     ``settings`` and ``flags`` become its arguments: by name, without dashes; a value of None makes a switch.
+    ``apart`` gives every rank a folder of its own for its record.
     """
     began = time.monotonic()
     evidence = Path(tempfile.mkdtemp(prefix="evidence-", dir=folder))
-    run_dir = evidence / "run"
-    argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", run_dir]
+    run_dir = evidence / "run/0"
+    own_folder = evidence / "run/{rank}" if apart else run_dir
+    argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", own_folder]
     for name, value in (settings | flags).items():
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
-    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir], delays))
+    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir.parent], delays))
     try:
         is_over = ranks.wait(LIMIT_S, Stillness(ranks, evidence))
         stacks = [] if is_over else _stacks(evidence, processes)

@@ -71,7 +71,9 @@ def watch_collectives(recorder):
         recorder.note("joining", line=recorder.place())
         begin(*args, **kwargs)
         group = dist.distributed_c10d  # its own functions, since those of torch.distributed are watched
-        recorder.note("group", rank=group.get_rank(), world_size=group.get_world_size(), backend=group.get_backend())
+        facts = {"rank": group.get_rank(), "world_size": group.get_world_size(), "backend": group.get_backend()}
+        timeout = kwargs.get("timeout")
+        recorder.note("group", **facts, timeout_s=timeout.total_seconds() if timeout else None, line=recorder.place())
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group

@@ -105,7 +105,7 @@ def evaluate(model, test, device, rank, world_size):
 def main():
     args, defaults = parse_args()
 
-    # [step 1: process group]
+    # [step 1: which rank this is]
     # torchrun starts this file once for each rank and puts the numbers into the environment.
     if "RANK" not in os.environ:
         raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")

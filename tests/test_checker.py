@@ -14,7 +14,7 @@ from submitted import submissions
 
 from assessment import check as checking
 from assessment.check import Report, check
-from assessment.checklist import DONE, Miss, Result, examine
+from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.labs import sealed, solution, starter
@@ -73,20 +73,53 @@ def test_a_right_script_passes_however_it_is_written(submission, server):
     assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
 
 
-def test_a_rank_that_trained_alone_ticks_no_step(server, tmp_path):
-    """Both processes of the starter take themselves for rank 0: one dies of the other's record, one goes on alone."""
-    lab = tmp_path / "03_ddp.py"
-    lab.write_text(starter((ROOT / "solutions/03_ddp.py").read_text()))
-    result = examine(lab, checklist("03"), ORDER, server)
+@pytest.fixture
+def examined(server, tmp_path):
+    """Return a function that examines a text as lab 03."""
+
+    def run(text):
+        lab = tmp_path / "03_ddp.py"
+        lab.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return examine(lab, checklist("03"), ORDER, server)
+
+    return run
+
+
+STARTER, SOLUTION = (variant((ROOT / "solutions/03_ddp.py").read_text()) for variant in (starter, solution))
+
+
+def test_a_rank_that_trained_alone_ticks_no_step(examined):
+    """Both processes take themselves for rank 0: one dies of the other's record, one goes on alone."""
+    result = examined(STARTER.replace("# TODO", "# todo"))
     assert result.cause.law.__name__ == "knows_its_rank" and "asked which of the 2" in result.cause.verdict.symptom
     assert DONE not in result.states.values()
 
 
-def test_a_script_whose_bytes_are_no_text_is_a_result(server, tmp_path):
-    lab = tmp_path / "03_ddp.py"
-    lab.write_bytes(solution((ROOT / "solutions/03_ddp.py").read_text()).encode() + b"# gr\xfc\xdf\n")
-    result = examine(lab, checklist("03"), ORDER, server)
-    assert result.cause.law.__name__ == "survives" and "utf-8" in result.cause.verdict.symptom
+def test_steps_that_nobody_has_begun_are_no_mistakes(examined):
+    """With the first step alone two processes train apart; the second is the one to take."""
+    begins, ends = STARTER.index("    # TODO 1 "), STARTER.index("    # TODO 2 ")
+    step = SOLUTION[SOLUTION.index("    # torchrun starts this file") : SOLUTION.index("    # A process uses the GPU")]
+    result = examined(STARTER[:begins] + step + STARTER[ends:])
+    assert result.states[1] == DONE and {result.states[number] for number in range(2, 11)} == {UNBEGUN}
+    told = repr(Report(result))
+    assert result.cause is None and "Next: TODO 2" in told and "nothing that you have written is wrong" in told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("import argparse", "import argparse, tqmd", "ModuleNotFoundError: No module named 'tqmd'"),
+        ("parallel.train()", "parallel.train(", "SyntaxError"),
+        ('add("--seed"', 'add("--random"', "unrecognized arguments: --seed"),
+        ("timeout=timedelta(seconds=args.timeout)", "timeout=args.timeout", "Expected timeout argument to be of type"),
+        ("import argparse", b"import argparse  # gr\xfc\xdf", "utf-8"),
+    ],
+)
+def test_a_script_that_dies_tells_its_own_error(old, new, told, examined):
+    old, new = old.encode(), new if isinstance(new, bytes) else new.encode()
+    assert old in SOLUTION.encode()
+    cause = examined(SOLUTION.encode().replace(old, new)).cause
+    assert cause.law.__name__ == "survives" and told in cause.verdict.symptom
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong"])
@@ -152,7 +185,7 @@ def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):
 
 def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeypatch):
     plan = checklist("03")
-    item = plan.items[5]
+    item = next(one for one in plan.items if one.number == 6)
     miss = Miss(item.laws[0][1], broken("at the first step 3 of 9 parameters differ", 42), item)
     states = {one.number: DONE for one in plan.items} | {6: "wrong"}
     monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [miss]))
@@ -160,15 +193,16 @@ def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeyp
     assert all("3 of 9 parameters differ" in one and "line 42" in one and "✗  6  wrap" in one for one in told)
     assert [item.idea in one for one in told] == [False, True, True, True]
     assert [item.call in one for one in told] == [False, False, True, True]
-    other = Miss(plan.items[8].laws[0][1], broken("another"), plan.items[8])
+    later = next(one for one in plan.items if one.number == 9)
+    other = Miss(later.laws[0][1], broken("another"), later)
     monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [other]))
-    assert plan.items[8].idea not in repr(check("03"))
+    assert later.idea not in repr(check("03"))
     assert "9 of 10 done" in repr(Overview())
 
 
 def test_a_report_never_lets_a_script_write_html():
     plan = checklist("03")
-    item = plan.items[6]
+    item = next(one for one in plan.items if one.number == 7)
     miss = Miss(item.laws[0][1], broken("rank 1: '<script>alert(1)</script>'"), item)
     states = {one.number: DONE for one in plan.items} | {7: "wrong"}
     report = Report(Result(plan, ROOT / "labs/03_ddp.py", states, [miss]))
