@@ -44,7 +44,7 @@ bench: setup ## measure the parts of the course beside what they are compared wi
 soak: setup ## start and end 100 training runs and count the ends that are not clean
 	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
 
-mutants: setup ## put all wrong and all right submissions through the checker: one table, about an hour
+mutants: setup ## put all wrong and all right submissions through the checker: one table, half an hour
 	@$(PY) tests/mutants.py
 
 labs: setup ## make labs/ from solutions/, except what a learner has changed
