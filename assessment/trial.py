@@ -53,12 +53,12 @@ def attempt(server, script, data, folder, *, processes, settings, flags, dataset
     """
     began = time.monotonic()
     evidence = Path(tempfile.mkdtemp(prefix="evidence-", dir=folder))
-    run_dir = evidence / "run/0"
-    own_folder = evidence / "run/{rank}" if apart else run_dir
+    run_dir = evidence / ("run-0" if apart else "run")
+    own_folder = evidence / "run-{rank}" if apart else run_dir
     argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", own_folder]
     for name, value in (settings | flags).items():
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
-    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir.parent], delays))
+    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir], delays))
     try:
         is_over = ranks.wait(LIMIT_S, Stillness(ranks, evidence))
         stacks = [] if is_over else _stacks(evidence, processes)
