@@ -79,7 +79,8 @@ def serve():
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                Path(exits[pid]).write_text(f"{os.waitstatus_to_exitcode(status)}\n")
+                with suppress(OSError):  # the run may be over, and its folder gone
+                    Path(exits[pid]).write_text(f"{os.waitstatus_to_exitcode(status)}\n")
 
     signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:

@@ -14,6 +14,7 @@ from assessment.verdict import HOLDS, broken, listed, unseen
 from utils.failures import LOST_PEER
 
 DAY_S = 86_400
+NO_GROUP = "process group has not been initialized"  # what torch says to a rank that has joined none
 UNDIVIDED = 1e-3  # relative to the size of all weights
 EQUAL = 1e-4  # relative: sums taken in another order differ by less
 
@@ -25,7 +26,7 @@ def joins(trial):
         groups = rank.named("group")
         if not groups:
             joining = rank.named("joining")
-            if joining and trial.state == "hung":
+            if joining and (trial.state == "hung" or NO_GROUP in trial.failure):
                 return broken(f"rank {rank.number} waits in init_process_group for the others", joining[0]["line"])
             if rank.events and (rank.steps or trial.state == "finished"):
                 return broken(f"rank {rank.number} works without having joined a process group")
@@ -50,11 +51,16 @@ def knows_its_rank(trial):
         if not rank.events:
             return unseen(f"rank {rank.number} ended before it began")
         if not rank.named("asks its rank"):
-            if trial.state == "failed" and not any(one.steps for one in trial.evidence.ranks):
+            if trial.state == "failed" and not any(map(has_begun, trial.evidence.ranks)):
                 return unseen("the run ended before anything was done")
             count = trial.evidence.world_size
             return broken(f"{count} processes were started, and none of them asked which of the {count} it is")
     return HOLDS
+
+
+def has_begun(rank):
+    """Say whether a rank has come as far as to write, to join a group or to train."""
+    return bool(rank.steps or rank.named("write") or rank.named("joining"))
 
 
 def survives(trial):

@@ -3,6 +3,7 @@
 ``make mutants`` puts every submission through it; here are one of each kind.
 """
 
+import shutil
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from assessment.check import Report, check
 from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.forked import ForkedRanks
 from assessment.labs import sealed, solution, starter
 from assessment.overview import Overview
 from assessment.verdict import broken
@@ -213,3 +215,16 @@ def test_an_unknown_lab_is_named():
     for lab in ("77", "x"):
         with pytest.raises(UserError, match="there is no checklist for lab"):
             checklist(lab)
+
+
+def test_the_server_outlives_a_run_whose_folder_is_gone(server, tmp_path):
+    """A rank may be killed, and its folder removed, before the server hears of its end."""
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    for _ in range(3):
+        ranks = ForkedRanks(server, [script], processes=2)
+        shutil.rmtree(ranks.logs.folder)
+        ranks.kill()
+    script.write_text("print('here')\n")
+    ranks = ForkedRanks(server, [script], processes=2)
+    assert ranks.wait(30) and ranks.exits == {0: 0, 1: 0} and ranks.logs.text(1) == "here\n"
