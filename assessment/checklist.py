@@ -87,10 +87,8 @@ class Result:
     @property
     def cause(self):
         """Return the ``Miss`` to look at first, None where no law is broken that a step begun could keep."""
-        broken = [miss for miss in self.misses if miss.verdict.holds is False]
-        if not broken or broken[0].item is None or broken[0].item.number not in self.untouched:
-            return broken[0] if broken else None
-        return next((miss for miss in broken if miss.item and miss.item.number not in self.untouched), None)
+        broken = (miss for miss in self.misses if miss.verdict.holds is False)
+        return next((miss for miss in broken if not miss.item or miss.item.number not in self.untouched), None)
 
     @property
     def next_step(self):

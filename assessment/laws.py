@@ -65,7 +65,7 @@ def has_begun(rank):
 
 def survives(trial):
     """No rank dies."""
-    if trial.state != "failed" or is_left_behind(trial) or ends_without_stopping(trial):
+    if trial.state != "failed" or is_left_behind(trial):
         return HOLDS
     return broken(trial.failure, failing_line(trial))
 
@@ -86,15 +86,22 @@ def failing_line(trial):
 
 def meets(trial):
     """No rank waits for ever: all enter the same collectives in the same order."""
-    if (trial.state != "hung" and not is_left_behind(trial)) or ends_without_stopping(trial):
+    if not waits_for_ever(trial) or ends_without_stopping(trial):
         return HOLDS
     return broken("the ranks do not meet: " + "; ".join(parting(trial)), parting_line(trial))
+
+
+def waits_for_ever(trial):
+    """Say whether a rank waits for another that does not come, or died of waiting."""
+    return trial.state == "hung" or is_left_behind(trial)
 
 
 def ends_without_stopping(trial):
     """Say whether the same run finished when it was not asked to stop early: then stopping is what is wrong."""
     free = trial.reference
-    return bool(free and free.state == "finished" and free.evidence.settings == trial.evidence.settings)
+    if free is None or "patience" not in trial.flags:
+        return False
+    return free.state == "finished" and free.evidence.settings == trial.evidence.settings
 
 
 def collectives(trial):

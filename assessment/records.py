@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 
-from assessment.laws import ends_without_stopping, parting, per_rank
+from assessment.laws import ends_without_stopping, parting, per_rank, waits_for_ever
 from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
@@ -121,7 +121,7 @@ def _ends(reached):
 
 def stops_together(trial):
     """All ranks stop in the epoch in which ``--patience`` epochs in a row have reached the target."""
-    if trial.state != "finished" and ends_without_stopping(trial):
+    if waits_for_ever(trial) and ends_without_stopping(trial):
         return broken("not all ranks leave the loop after the same epoch: " + "; ".join(parting(trial)))
     if trial.state != "finished":
         return unseen("the run did not finish")

@@ -114,6 +114,7 @@ def test_steps_that_nobody_has_begun_are_no_mistakes(examined):
         ("parallel.train()", "parallel.train(", "SyntaxError"),
         ('add("--seed"', 'add("--random"', "unrecognized arguments: --seed"),
         ("timeout=timedelta(seconds=args.timeout)", "timeout=args.timeout", "Expected timeout argument to be of type"),
+        ("done = epochs_at_target == args.patience", "done = at_target and epochs_at_targt == 2", "epochs_at_targt"),
         ("import argparse", b"import argparse  # gr\xfc\xdf", "utf-8"),
     ],
 )
