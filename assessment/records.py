@@ -174,7 +174,7 @@ def prepares_once(trial):
         return broken(
             f"ranks {listed(writing)} all prepare the dataset, at the same time", written[writing[1]][0]["line"]
         )
-    if not all(rank.steps for rank in trial.evidence.ranks):
+    if trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks):
         why = trial.failure.strip().splitlines() or [""]
         return broken(f"with no prepared data and rank 0 slow, the run ends: {why[-1][:160] or trial.state}")
     return HOLDS if writing else unseen("no rank prepared the dataset")

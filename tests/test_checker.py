@@ -44,6 +44,7 @@ def own_progress(tmp_path, monkeypatch):
     "wrong",
     "01 the clock stops after validation",
     "02 a plain mean of unequal shares",
+    "03 an epoch too few",
     "03 biases kept",
     "03 a mean of means",
     "03 barrier before the data",
