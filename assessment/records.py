@@ -9,6 +9,8 @@ from assessment.laws import ends_without_stopping, parting, per_rank, waits_for_
 from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
+CLOSE = 1e-6  # less than one image in any test set
+
 
 def metrics(trial):
     """Return the rows of ``metrics.csv`` as dictionaries of text, [] where there is none."""
@@ -102,11 +104,11 @@ def telling_target(trial):
     """Return a target by whose reaching, as ``trial`` went, one sees how a script counts epochs: in a row, or in all.
 
     Run again with the same seed, two epochs in a row reach it before the last one and, where accuracies went
-    up and down enough, later than any two do.
+    up and down enough, later than any two do. It lies so close below an epoch's accuracy that the shares of the
+    ranks, of which one is better and one is worse, do not reach it in the same epoch.
     """
     accuracies = [number(row.get("val_accuracy")) for row in metrics(trial)]
-    levels = sorted(accuracies)
-    targets = [(low + high) / 2 for low, high in itertools.pairwise(levels) if high - low > 1e-6]
+    targets = [high - CLOSE for low, high in itertools.pairwise(sorted(accuracies)) if high - low > 2 * CLOSE]
     ends = {target: _ends([one >= target for one in accuracies]) for target in targets}
     late = [target for target, (_, in_a_row) in ends.items() if in_a_row < len(accuracies)]
     return max(late, key=lambda target: (ends[target][0] < ends[target][1], -ends[target][1]), default=0.0)
