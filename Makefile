@@ -5,7 +5,7 @@ PY := .venv/bin/python
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab setup test bench soak mutants labs format lock clean
+.PHONY: help lab setup test bench soak mutants grade labs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -46,6 +46,10 @@ soak: setup ## start and end 100 training runs and count the ends that are not c
 
 mutants: setup ## put all wrong and all right submissions through the checker: one table, half an hour
 	@$(PY) tests/mutants.py
+
+grade: setup ## grade the submissions in a folder: make grade SUBMISSIONS=dir, results in grades/
+	@[ -n "$(SUBMISSIONS)" ] || { echo "name the folder with the submissions: make grade SUBMISSIONS=dir" >&2; exit 1; }
+	@$(PY) -m assessment.grade "$(SUBMISSIONS)"
 
 labs: setup ## make labs/ from solutions/, except what a learner has changed
 	@$(PY) -m assessment.labs

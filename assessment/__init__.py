@@ -1,0 +1,63 @@
+"""What checks labs and grades the assignment, and what an assignment's script calls.
+
+from assessment import assignment, finish, report
+
+task = assignment()                 # what config.json asks for
+report(args, model, **row)          # rank 0, after each epoch
+finish()                            # every rank, at the end
+"""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+from utils.errors import UserError
+
+CONFIG = Path(__file__).with_name("config.json")
+_records = []
+
+
+def assignment(dataset=None, config=CONFIG):
+    """Return the assignment: what ``config.json`` says for ``dataset`` (by default its own), with its fields as names.
+
+    ``model``, ``processes`` and ``batch_size`` (images a step in each); ``epochs`` at most, within ``minutes``;
+    ``target`` accuracy in ``patience`` epochs in a row, and that for a ``distinction``. Raises ``UserError`` for a
+    dataset that has no target.
+    """
+    asked = json.loads(Path(config).read_text(encoding="utf-8"))
+    datasets, name = asked.pop("datasets"), dataset or asked["dataset"]
+    if name not in datasets:
+        raise UserError(f"{config} sets no target for {name}: choose one of {', '.join(datasets)}, or add it there")
+    return SimpleNamespace(**asked | datasets[name] | {"dataset": name})
+
+
+def report(args, model, **row):
+    """Keep a finished epoch's numbers, and the weights of the bare ``model``, in ``args.run_dir``; print a line.
+
+    Call it on rank 0 alone. ``args`` are the script's settings (argparse's namespace, with ``run_dir`` and
+    ``batch_size``); ``row`` has ``time_s``, ``epoch_time_s``, ``images_per_s`` (over all ranks), ``lr``,
+    ``train_loss``, ``train_accuracy``, ``val_loss`` and ``val_accuracy``. Raises ``TypeError`` where one is missing.
+    """
+    from utils import runs  # imports torch, which making the labs does without
+
+    missing = set(runs.COLUMNS) - {"epoch"} - row.keys()
+    if missing:
+        raise TypeError(f"report() lacks {', '.join(sorted(missing))}")
+    if not _records:
+        world_size = int(os.environ.get("WORLD_SIZE", 1))
+        facts = {"world_size": world_size, "effective_batch": world_size * args.batch_size}
+        _records.append(runs.Record(args.run_dir, vars(args), **facts))
+    record = _records[0]
+    record.epoch(model, **row)
+    print(
+        f"epoch {record.summary['epochs']}: {row['epoch_time_s']:.1f} s, {row['images_per_s']:,.0f} images/s,"
+        f" train loss {row['train_loss']:.3f}, val accuracy {row['val_accuracy']:.4f}"
+    )
+
+
+def finish():
+    """End this process once every rank is done, with the record closed; nothing runs after it."""
+    from utils import runs
+
+    runs.finish(*_records)

@@ -3,35 +3,24 @@
 ``examine(script, lab)`` runs the trials and returns a ``Result``: the state of every step, and one root cause.
 """
 
-import tempfile
 import time
+from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from assessment import trial as trials
 from assessment.fork_server import ForkServer
 from assessment.labs import is_untouched
 from assessment.laws import averages, meets, survives
+from assessment.plans import Plan, Trials
 from assessment.steps import untouched_steps
-from assessment.trial_data import trial_data
+from assessment.trial import CALM
+from assessment.trial_data import Stage, trial_data
 from assessment.verdict import Verdict, unseen
 from utils.errors import UserError
 
 DONE, WRONG, UNSEEN, UNBEGUN = "done", "wrong", "not seen yet", "not begun"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One trial: how many processes, with which flags (by name, without dashes), and what makes it special."""
-
-    name: str
-    processes: int
-    settings: dict  # flags that every script understands
-    # Those that the lab is about; None stands for a switch, a function makes one from the reference.
-    flags: dict = field(default_factory=dict)
-    is_cold: bool = False  # images as files, nothing prepared
-    delays: dict = field(default_factory=dict)
-    reference: str | None = None  # the earlier trial that this one is compared with
 
 
 @dataclass(frozen=True)
@@ -43,6 +32,7 @@ class Item:
     laws: tuple  # of (trial's name, law)
     idea: str  # why, and where it is documented
     call: str  # the missing call
+    points: int = 0  # in the assignment
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,8 @@ class Lab:
     name: str  # of the script, without .py
     plans: tuple
     items: tuple
-    optional: frozenset = frozenset(trials.CALM)  # flags that a script need not know
+    optional: frozenset = frozenset(CALM)  # flags that a script need not know
+    dataset: str = "digits"  # whose place the data of the trials takes
     record_step: int | None = None  # the step before which every process writes a record of its own
 
 
@@ -77,6 +68,8 @@ class Result:
     seconds: float = 0.0
     is_untouched: bool = False
     advice: list = field(default_factory=list)
+    ends: dict = field(default_factory=dict)  # how each trial ended, by name
+    unknown: set = field(default_factory=set)  # flags that the script does not know
     untouched: set = field(default_factory=set)  # numbers of the steps that stand as the starter has them
 
     @property
@@ -96,10 +89,11 @@ class Result:
         return next((item for item in self.lab.items if self.states[item.number] == UNBEGUN), None)
 
 
-def examine(script, lab, order, server=None):
+def examine(script, lab, order, server=None, stage=None):
     """Run ``lab``'s trials on ``script`` and return the ``Result``; a learner's mistake is a result, no error.
 
-    ``order`` lists all laws from cause to consequence. Who examines many scripts hands over a ``ForkServer``.
+    ``order`` lists all laws from cause to consequence. Who examines many scripts hands over a ``ForkServer``, and
+    the ``Stage`` with the data for trials.
     """
     script = Path(script).absolute()
     try:
@@ -108,63 +102,38 @@ def examine(script, lab, order, server=None):
         raise UserError(f"{script} cannot be read: name a lab's script") from None
     if is_untouched(text):
         return Result(lab, script, {item.number: UNSEEN for item in lab.items}, [], is_untouched=True)
-    if server is None:
-        with ForkServer() as own:
-            return examine(script, lab, order, own)
-    run, began, untouched = {}, time.monotonic(), untouched_steps(lab.name, text)
-    apart = lab.record_step in untouched
-    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as folder:
-        folder, data = Path(folder), trial_data()
-        data.keep(folder / "data")
-        if any(plan.is_cold for plan in lab.plans):
-            data.keep_as_files(folder / "images")
-        unknown = set()
+    with ExitStack() as stack:
+        began, untouched = time.monotonic(), untouched_steps(lab.name, text)
+        server = server or stack.enter_context(ForkServer())
+        named = {"prefix": "lockstep-check-", "dir": server.work, "ignore_cleanup_errors": True}
+        folder = Path(stack.enter_context(TemporaryDirectory(**named)))
+        server.open_to_ranks(folder)
+        if stage is None:
+            stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
+        own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
         for plan in lab.plans:
-            reference = run.get(plan.reference)
-            run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference, apart)
-            said = trials.unknown_flags(run[plan.name]) & lab.optional
-            if said:
-                unknown |= said
-                run[plan.name] = _attempt(server, script, data, folder, plan, unknown, reference, apart)
-            run[plan.name].reference = reference
-            if run[plan.name].state != "finished" and not plan.is_cold:
+            if own.attempt(plan).state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
-        _judge_by_one_process(server, script, data, folder, run, unknown)
-        result = _judge(lab, script, run, order, untouched)
-    result.seconds = time.monotonic() - began
+        _judge_by_one_process(own)
+        result = _judge(lab, script, own.done, order, untouched)
+    result.seconds, result.unknown = time.monotonic() - began, own.unknown
+    result.ends = {name: trial.state for name, trial in own.done.items()}
     return result
 
 
-def _judge_by_one_process(server, script, data, folder, run, unknown):
+def _judge_by_one_process(trials):
     """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
-    finished = [one for one in run.values() if one.state == "finished" and one.evidence.world_size > 1]
-    hidden = [one for one in finished if _asked(averages, one).holds is None]
+    finished = [one for one in trials.done.values() if one.state == "finished" and one.evidence.world_size > 1]
+    hidden = [one for one in finished if one.is_watched and _asked(averages, one).holds is None]
     if hidden and "batch_size" in hidden[0].evidence.settings:
         settings = {"epochs": 2, "batch_size": 16, "seed": 3}
         small = {"model": "lenet"}  # nothing in it looks at one share alone
         plans = Plan("many", 2, settings, small), Plan("one", 1, settings | {"batch_size": 32}, small)
-        pair = tuple(_attempt(server, script, data, folder, plan, unknown) for plan in plans)
+        others = copy(trials)
+        others.done = {}
+        pair = tuple(others.attempt(plan) for plan in plans)
         for one in hidden:
             one.undivided = pair
-
-
-def _attempt(server, script, data, folder, plan, unknown, reference=None, apart=False):
-    where = {"dataset": f"folder:{folder / 'images'}", "data_dir": folder / "cold"} if plan.is_cold else {}
-    where = {"dataset": "digits", "data_dir": folder / "data"} | where
-    flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in unknown}
-    flags = {name: value(reference) if callable(value) else value for name, value in flags.items()}
-    return trials.attempt(
-        server,
-        script,
-        data,
-        folder,
-        processes=plan.processes,
-        settings=plan.settings,
-        flags=flags,
-        delays=plan.delays,
-        apart=apart,
-        **where,
-    )
 
 
 def _asked(law, trial):

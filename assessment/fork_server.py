@@ -1,57 +1,90 @@
 """A process that has imported torch, and forks off the ranks of trials: each starts at once.
 
 Importing torch and what an optimizer asks for takes every rank six seconds, a trial itself one. The server does
-it once. A forked rank gets the environment that torchrun would give it, its own log, the recorder, and runs the
-script as ``__main__`` from top to bottom. It ends with the server, the server with the program that started it.
+it once. It ends with the program that started it, and its ranks end with it. Whatever a rank starts and leaves
+behind becomes the server's child (Linux), so that it can end it too.
 
-Client and server speak lines of JSON: an order on standard input, the rank's pid on standard output. How a rank
-ended stands in the file ``exit`` of its order.
+The server may run in a sandbox: then it, the ranks and their store share a network of their own.
 """
 
-import atexit
 import ctypes
-import json
 import os
-import random
-import runpy
-import signal
-import subprocess
 import sys
-import tokenize
-import traceback
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
+from assessment.conversation import Conversation, LostError, answering
+from assessment.forked_rank import become_rank, host_store
 from utils import processes as system
-from utils.errors import UserError
-from utils.tether import PR_SET_PDEATHSIG, send_output_to
+
+PR_SET_CHILD_SUBREAPER = 36
+ANSWER_S = 20
 
 
 class ForkServer:
-    """The client's side: ``fork`` starts a rank, ``exit_code`` says whether and how it ended."""
+    """The client's side. The server starts at the first order, and again where it has ended.
 
-    def __init__(self):
-        command = system.tethered([sys.executable, "-u", "-m", "assessment.fork_server"])
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self._process = system.start(command, threads=1, **pipes)
+    ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be
+    written to; without it, ``work`` is where the system has its temporary files. Orders raise ``LostError``
+    where the server has come to an end.
+    """
 
-    def fork(self, argv, env, log, exit_file):
-        """Run the script ``argv[0]`` with ``env`` added to the environment and return its pid."""
-        order = {"argv": [str(one) for one in argv], "env": env, "log": str(log), "exit": str(exit_file)}
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order) + "\n")
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise UserError("the process that starts trials has ended: run the check again")
-        return int(answer)
+    def __init__(self, wrap=None, work=None):
+        command = [sys.executable, "-u", "-m", "assessment.fork_server"]
+        name = "the process that starts trials"
+        self._talk = Conversation(wrap(command) if wrap else command, name=name)
+        self._is_wrapped = wrap is not None
+        self.work = Path(work or tempfile.gettempdir())
+
+    @property
+    def pid(self):
+        """Return the number of the server's process, None where none runs."""
+        return self._talk.pid
+
+    def open_to_ranks(self, folder):
+        """Let ranks write into ``folder``, whoever they are in a sandbox."""
+        if self._is_wrapped:
+            Path(folder).chmod(0o777)
+
+    def start(self, argvs, envs, logs):
+        """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
+        self._ask("start", argvs=argvs, envs=envs, logs=[str(one) for one in logs])
+
+    def exits(self):
+        """Return the exit code of each rank of the run that has ended, by rank; negative for a signal."""
+        return {int(rank): code for rank, code in self._ask("exits").items()}
+
+    def signal(self, pids, number):
+        """Send a signal to processes, as the server numbers them."""
+        self._ask("signal", pids=pids, number=int(number))
+
+    def end(self):
+        """End every rank of the run that goes on, and all that the ranks have started."""
+        if self.pid is None:
+            return
+        try:
+            self._ask("end")
+        except LostError:
+            self.close()
+
+    def stop(self, reason):
+        """End the server for good: every order from here on raises ``LostError`` with ``reason``."""
+        self._talk.stop(reason)
+
+    def cpu_s(self):
+        """Return the processor time that the server and all that it has started have taken so far."""
+        total = 0.0
+        for one in system.family(self.pid) if self.pid else ():
+            with suppress(psutil.NoSuchProcess):
+                total += sum(one.cpu_times()[:2])
+        return total
 
     def close(self):
-        """End the server and every rank that still runs."""
-        system.kill(system.family(self._process.pid))
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                pipe.close()
-        self._process.wait()
+        """End the server and all that it has started."""
+        self._talk.close()
 
     def __enter__(self):
         return self
@@ -59,88 +92,76 @@ class ForkServer:
     def __exit__(self, *_):
         self.close()
 
+    def _ask(self, order, **facts):
+        return self._talk.ask({"order": order} | facts, ANSWER_S)
 
-def exit_code(exit_file):
-    """Return the exit code of a rank (negative for a signal), None while it runs."""
-    path = Path(exit_file)
-    text = path.read_text() if path.exists() else ""
-    return int(text) if text.endswith("\n") else None
+
+class Serving:
+    """The server's side: a method for each order."""
+
+    def __init__(self):
+        self.ranks, self.codes = {}, {}  # rank by pid, exit code by rank
+        self.pid = os.getpid()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def obey(self, facts, answers):
+        """Return the answer to one order."""
+        order = facts.pop("order")
+        return self.start(answers, **facts) if order == "start" else getattr(self, order)(**facts)
+
+    def start(self, answers, argvs, envs, logs):
+        self.ranks, self.codes = {}, {}
+        read, write = os.pipe()
+        if os.fork() == 0:
+            answers.close()
+            host_store(self.pid, write)
+        os.close(write)
+        port = os.read(read, 16).decode().strip()
+        os.close(read)
+        for rank, (argv, env, log) in enumerate(zip(argvs, envs, logs, strict=True)):
+            pid = os.fork()
+            if pid == 0:
+                answers.close()
+                become_rank(argv, env | {"MASTER_PORT": port}, log, self.pid)
+            self.ranks[pid] = rank
+        return {}
+
+    def exits(self):
+        self.reap()
+        return self.codes
+
+    def reap(self):
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self.ranks:
+                    self.codes[self.ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
+
+    def signal(self, pids, number):
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        return {}
+
+    def end(self):
+        for _ in range(100):
+            children = psutil.Process().children(recursive=True)
+            if not children:
+                break
+            system.kill(children)
+            self.reap()
+        self.ranks = {}
+        return {}
 
 
 def serve():
-    """Import what ranks need, then fork one off for each order until standard input ends."""
+    """Import what ranks need, then obey one order after the other until standard input ends."""
     import torch._dynamo
     import torch.nn.parallel
     import torch.utils.data.distributed  # noqa: F401
 
-    exits = {}
-
-    def reap(*_):
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended
-                with suppress(OSError):  # the run may be over, and its folder gone
-                    Path(exits[pid]).write_text(f"{os.waitstatus_to_exitcode(status)}\n")
-
-    signal.signal(signal.SIGCHLD, reap)
-    for line in sys.stdin:
-        order = json.loads(line)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        server, pid = os.getpid(), os.fork()
-        if pid == 0:
-            become_rank(order, server)
-        exits[pid] = order["exit"]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        print(pid, flush=True)
-
-
-def become_rank(order, server):
-    """Turn this forked process into a rank that runs the script of ``order``; never returns."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:
-        os._exit(1)
-    os.environ.update(order["env"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    send_output_to(order["log"])
-    sys.argv = order["argv"]
-    sys.path[0:0] = [os.path.dirname(sys.argv[0])]
-    random.seed()  # a process of its own would draw its own numbers
-    code = 1
-    try:
-        if "LOCKSTEP_EVIDENCE" in os.environ:
-            from assessment import recorder, watch_training, watch_world
-
-            own = recorder.Recorder()
-            watch_training.watch(own)
-            watch_world.watch(own)
-        with tokenize.open(sys.argv[0]) as script:
-            script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        if code and end.code != code:
-            print(end.code, file=sys.stderr)
-    except BaseException as error:
-        tell(error, sys.argv[0])
-    finally:
-        with suppress(Exception):
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def tell(error, script):
-    """Print the traceback of ``error`` from the script's first line on."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename != script:
-        frame = frame.tb_next
-    traceback.print_exception(type(error), error, frame)
+    answering(Serving().obey)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,8 @@ with ForkServer() as server:
 """
 
 import time
-from contextlib import suppress
 
-import psutil
-from torch.distributed import TCPStore
-
-from assessment.fork_server import exit_code
-from utils import processes as system
+from assessment.conversation import LostError
 from utils.failures import explain_failure
 from utils.ranklogs import RankLogs
 
@@ -28,24 +23,19 @@ class ForkedRanks:
     """
 
     def __init__(self, server, argv, processes, env=None):
-        self.logs = RankLogs(processes)
-        # The ranks find each other at a port that the system chose for this store, as under torchrun.
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._server, self._processes = server, processes
+        self.logs = RankLogs(processes, server.work)
+        server.open_to_ranks(self.logs.folder)
         self._ended = None  # the exit codes when the ranks were killed
-        self._files = [self.logs.folder / f"{rank}.exit" for rank in range(processes)]
-        shared = _environment(processes, self._store.port) | (env or {})
-        self._pids = []
-        for rank, file in enumerate(self._files):
-            own_argv = [str(one).replace("{rank}", str(rank)) for one in argv]
-            own_env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._pids.append(server.fork(own_argv, own_env, self.logs.path(rank), file))
+        argvs = [[str(one).replace("{rank}", str(rank)) for one in argv] for rank in range(processes)]
+        envs = [_environment(processes, rank) | (env or {}) for rank in range(processes)]
+        logs = [self.logs.path(rank) for rank in range(processes)]
+        server.start(argvs, envs, logs)
 
     @property
     def exits(self):
         """Return the exit code of each rank that has ended by itself, by rank; negative for a signal."""
-        if self._ended is not None:
-            return self._ended
-        return {rank: code for rank, file in enumerate(self._files) if (code := exit_code(file)) is not None}
+        return self._server.exits() if self._ended is None else self._ended
 
     def wait(self, limit, is_stuck=lambda: False):
         """Wait until all ranks ended, or a little longer than the first failure, and return True.
@@ -53,7 +43,7 @@ class ForkedRanks:
         False after ``limit`` seconds, or where ``is_stuck()`` says that nothing goes on.
         """
         began, failed_at = time.monotonic(), None
-        while len(exits := self.exits) < len(self._files):
+        while len(exits := self.exits) < self._processes:
             now = time.monotonic()
             if failed_at is None and any(exits.values()):
                 failed_at = now
@@ -64,34 +54,31 @@ class ForkedRanks:
             time.sleep(POLL_S)
         return True
 
-    def cpu_s(self):
-        """Return the processor time that the ranks that run, and all that they started, have taken so far."""
-        total = 0.0
-        for one in set().union(*(system.family(pid) for pid in self._pids)):
-            with suppress(psutil.NoSuchProcess):
-                total += sum(one.cpu_times()[:2])
-        return total
-
     def failure(self):
         """Return the output of the rank that failed first and the others' last lines; nothing where none failed."""
         failed = {rank: code for rank, code in self.exits.items() if code}
         return explain_failure(self.logs, failed) if failed else ""
 
     def kill(self):
-        """End every rank that still runs, and all that it started."""
-        self._ended = self.exits
-        system.kill(set().union(*(system.family(pid) for pid in self._pids)))
+        """End every rank that still runs, and all that the ranks started."""
+        if self._ended is None:
+            try:
+                self._ended = self.exits
+            except LostError:
+                self._ended = {}
+            self._server.end()
 
 
-def _environment(processes, port):
-    """Return what torchrun puts into the environment of all ranks on one machine."""
+def _environment(processes, rank):
+    """Return what torchrun puts into the environment of a rank, all on one machine; the server adds the port."""
     return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "GROUP_WORLD_SIZE": "1",
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }

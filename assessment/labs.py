@@ -74,11 +74,22 @@ def is_untouched(text):
     return bool(seal) and hashlib.sha256(text[: seal.start()].encode()).hexdigest()[:12] == seal[1]
 
 
-def make_labs(solutions=ROOT / "solutions", labs=ROOT / "labs"):
-    """Write ``labs/`` from ``solutions/`` and return the names of labs kept because a learner changed them."""
+def starters(root=ROOT):
+    """Yield each solution under ``root`` and the starter that is made from it: labs, and the assignment."""
+    for source in sorted(Path(root, "solutions").glob("[0-9]*.py")):
+        yield source, Path(root, "labs", source.name)
+    yield Path(root, "solutions/assessment.py"), Path(root, "assessment/train.py")
+
+
+def starter_of(name, root=ROOT):
+    """Return where the starter made from ``solutions/<name>.py`` lies, which a learner writes on."""
+    return next(target for source, target in starters(root) if source.stem == name)
+
+
+def make_labs(root=ROOT):
+    """Write every starter under ``root`` and return the paths of those kept because a learner changed them."""
     kept = []
-    for source in sorted(Path(solutions).glob("[0-9]*.py")):
-        target = Path(labs) / source.name
+    for source, target in starters(root):
         try:
             text = sealed(starter(source.read_text(encoding="utf-8")), source.name)
         except UserError as problem:
@@ -87,24 +98,24 @@ def make_labs(solutions=ROOT / "solutions", labs=ROOT / "labs"):
         if old == text:
             continue
         if old is not None and not is_untouched(old):
-            kept.append(source.name)
+            kept.append(target.relative_to(root))
             continue
         with written_whole(target) as part:
             part.write_text(text, encoding="utf-8")
     return kept
 
 
-def reset(lab, labs=ROOT / "labs"):
-    """Give back the starter of ``lab`` (``03``) and keep the file that was there beside it, named by date and time.
+def reset(lab, root=ROOT):
+    """Give back the starter of ``lab`` (``03``, or ``assessment``); keep the file that was there beside it, dated.
 
     Returns the path of the kept file, None where the lab was as it is made. Raises ``UserError`` where there
     is no such lab.
     """
-    number = str(lab).split("_")[0].zfill(2)
-    source = next((ROOT / "solutions").glob(f"{number}_*.py"), None)
-    if source is None:
+    wanted, kept = str(lab).split("_")[0].zfill(2), None
+    found = [pair for pair in starters(root) if pair[0].stem.split("_")[0] == wanted]
+    if not found:
         raise UserError(f"there is no lab {lab}")
-    target, kept = Path(labs) / source.name, None
+    ((source, target),) = found
     if target.exists() and not is_untouched(target.read_text(encoding="utf-8", errors="replace")):
         kept = target.with_name(f"{target.stem}-{datetime.now():%Y-%m-%d-%H%M%S}.py")
         target.rename(kept)
@@ -120,7 +131,7 @@ def reset(lab, labs=ROOT / "labs"):
 def main():
     """Make the labs and say which were left alone."""
     for name in make_labs():
-        print(f"labs/{name} has been changed by hand and stays as it is", file=sys.stderr)
+        print(f"{name} has been changed by hand and stays as it is", file=sys.stderr)
 
 
 if __name__ == "__main__":

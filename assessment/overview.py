@@ -17,7 +17,7 @@ class Overview:
         for path in sorted((ROOT / "assessment/checklists").glob("lab_*.py")):
             name = checklist(path.stem.removeprefix("lab_")).name
             found = checks.get(name)
-            told = sum(question.startswith(f"{name}: ") for question in predictions)
+            told = sum(question.partition(": ")[0].endswith(name) for question in predictions)
             self.rows.append((name, _steps(found), told))
 
     def __repr__(self):

@@ -11,17 +11,20 @@ import re
 import signal
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from assessment.evidence import Evidence
+from assessment.evidence import Evidence, Rank
 from assessment.forked import ForkedRanks
 from assessment.labs import ROOT
+from utils.files import keep_plain_files
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
+EVIDENCE_BYTES = 200_000_000
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
+# What makes trials alike on any machine: no bars, and three ranks on the CPU.
+CALM_ENVIRONMENT = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass
@@ -40,81 +43,112 @@ class Trial:
     logs: list  # what each rank printed
     stacks: list  # where each rank stood when the run hung
     seconds: float
+    is_watched: bool = True  # by the recorder
     reference: "Trial | None" = None  # the run that this one is compared with
     undivided: tuple | None = None  # a run of many processes, and one of one process with the same global batches
 
 
-def attempt(server, script, data, folder, *, processes, settings, flags, dataset, data_dir, delays, apart=False):
+def attempt(
+    server,
+    script,
+    data,
+    folder,
+    *,
+    processes,
+    settings,
+    flags,
+    dataset,
+    data_dir,
+    delays=None,
+    apart=False,
+    is_watched=True,
+):
     """Run ``script`` as ``processes`` ranks that ``server`` forks off, and return the ``Trial``.
 
     ``data`` is what the images in its evidence are found in; the script gets ``dataset`` in ``data_dir``.
     ``settings`` and ``flags`` become its arguments: by name, without dashes; a value of None makes a switch.
-    ``apart`` gives every rank a folder of its own for its record.
+    ``apart`` gives every rank a folder of its own for its record. Without being ``watched`` it leaves no evidence.
     """
     began = time.monotonic()
-    evidence = Path(tempfile.mkdtemp(prefix="evidence-", dir=folder))
+    evidence = trial_folder(server, folder)
     run_dir = evidence / ("run-0" if apart else "run")
     own_folder = evidence / "run-{rank}" if apart else run_dir
     argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", own_folder]
     for name, value in (settings | flags).items():
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
-    ranks = ForkedRanks(server, argv, processes, _environment(evidence, [data_dir, run_dir], delays))
+    env = CALM_ENVIRONMENT | (_beside(evidence, [data_dir, run_dir], delays) if is_watched else {})
+    ranks = ForkedRanks(server, argv, processes, env)
     try:
-        is_over = ranks.wait(LIMIT_S, Stillness(ranks, evidence))
-        stacks = [] if is_over else _stacks(evidence, processes)
+        is_over = ranks.wait(LIMIT_S, Stillness(server, evidence))
+        stacks = [] if is_over else _stacks(server, evidence, processes)
     finally:
         ranks.kill()
+    keep_plain_files(evidence)  # what a stranger's script has left there is read from here on
     return Trial(
         Path(script),
-        Evidence.read(evidence, processes, data, settings),
+        _evidence(evidence, processes, data, settings),
         run_dir,
         Path(data_dir),
         flags,
-        delays,
+        delays or {},
         "failed" if any(ranks.exits.values()) else "finished" if is_over else "hung",
         ranks.exits,
         ranks.failure(),
         [ranks.logs.text(rank) for rank in range(processes)],
         stacks,
         time.monotonic() - began,
+        is_watched,
     )
 
 
-def _environment(evidence, watched, delays):
-    """Return what the recorder needs, and what makes trials alike on any machine."""
+def trial_folder(server, folder):
+    """Make a folder in ``folder`` for what one run leaves behind, and return its path."""
+    made = Path(tempfile.mkdtemp(prefix="trial-", dir=folder))
+    server.open_to_ranks(made)
+    return made
+
+
+def _evidence(folder, processes, data, settings):
+    """Read what the recorder wrote; where a script has meddled with it, nothing was seen."""
+    try:
+        if sum(path.stat().st_size for path in folder.glob("*.jsonl")) < EVIDENCE_BYTES:
+            return Evidence.read(folder, processes, data, settings)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return Evidence([Rank(rank, []) for rank in range(processes)], data, settings)
+
+
+def _beside(evidence, watched, delays):
+    """Return the environment that the recorder needs."""
     beside = [str(ROOT / "assessment/beside"), str(ROOT), os.environ.get("PYTHONPATH")]
     return {
         "LOCKSTEP_EVIDENCE": str(evidence),
         "LOCKSTEP_WATCHED": json.dumps([str(folder) for folder in watched]),
-        "LOCKSTEP_DELAYS": json.dumps(delays),
+        "LOCKSTEP_DELAYS": json.dumps(delays or {}),
         "PYTHONPATH": os.pathsep.join(filter(None, beside)),  # for processes that a rank starts itself
-        "TQDM_DISABLE": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # three ranks on any machine: on the CPU
     }
 
 
 class Stillness:
     """Say, asked again and again, whether a run has come to a stop."""
 
-    def __init__(self, ranks, evidence):
-        self.ranks, self.evidence = ranks, evidence
+    def __init__(self, server, evidence):
+        self.server, self.evidence = server, evidence
         self.computed, self.since = 0.0, time.monotonic()
 
     def __call__(self):
         latest = max((path.stat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
         if time.time() - latest < SILENT_S:
             return False
-        computed = self.ranks.cpu_s()
+        computed = self.server.cpu_s()
         if computed > self.computed + 0.1:
             self.computed, self.since = computed, time.monotonic()
         return time.monotonic() - self.since > IDLE_S
 
 
-def _stacks(evidence, processes):
+def _stacks(server, evidence, processes):
     """Return where each rank stands: the stack that it writes when asked by signal."""
-    for path in evidence.glob("*.jsonl"):
-        with suppress(ProcessLookupError):
-            os.kill(int(path.stem), signal.SIGUSR1)
+    server.signal([int(path.stem) for path in evidence.glob("*.jsonl") if path.stem.isdigit()], signal.SIGUSR1)
     time.sleep(0.5)
     found = [""] * processes
     for path in evidence.glob("*.stack"):

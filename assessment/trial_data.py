@@ -6,6 +6,7 @@ network learns in a dozen steps.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -16,13 +17,15 @@ from assessment.sketch import fingerprints
 from utils.data import Images, store
 
 # More than two batches of 500 for the test set of two ranks; both numbers are primes.
-TRAIN, TEST, CLASSES, SIZE = 211, 1103, 10, 28
+TRAIN, TEST, CLASSES = 211, 1103, 10
+SHAPES = {"digits": (1, 28), "digits-rgb": (3, 32)}  # channels, and pixels a side
 
 
 @dataclass
 class TrialData:
     """A training and a test set, with what finds their images again."""
 
+    name: str  # of the dataset that it stands for
     train: Images
     test: Images
     known: dict = field(init=False)
@@ -38,31 +41,44 @@ class TrialData:
         """Return the label of training image ``row``, None for an unknown one."""
         return None if row is None else int(self.train.labels[row])
 
-    def keep(self, root):
-        """Write this dataset under ``root`` where scripts expect ``digits``."""
-        splits = {"train": (self.train.images, self.train.labels), "test": (self.test.images, self.test.labels)}
-        store("digits", root, splits, self.train.classes)
 
-    def keep_as_files(self, folder):
-        """Write this dataset as image files, the way ``folder:PATH`` expects them."""
-        for split, images in (("train", self.train), ("test", self.test)):
-            for at, (pixels, label) in enumerate(zip(images.images, images.labels, strict=True)):
-                path = folder / split / images.classes[label] / f"{at:03}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels[0].numpy()).save(path)
+class Stage:
+    """A ``TrialData`` on disk under ``root``: ``prepared`` holds it under its name, ``images`` as files."""
+
+    def __init__(self, data, root):
+        self.data, self.root = data, Path(root)
+        self.prepared, self.images = self.root / "data", self.root / "images"
+
+    def keep(self, with_files=True):
+        """Write the data, and return this stage."""
+        train, test = self.data.train, self.data.test
+        splits = {"train": (train.images, train.labels), "test": (test.images, test.labels)}
+        store(self.data.name, self.prepared, splits, train.classes)
+        if with_files:
+            self._keep_as_files("train", train)
+            self._keep_as_files("test", test)
+        return self
+
+    def _keep_as_files(self, split, images):
+        """Write ``images`` the way ``folder:PATH`` expects them."""
+        for at, (pixels, label) in enumerate(zip(images.images, images.labels, strict=True)):
+            path = self.images / split / images.classes[label] / f"{at:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy()).save(path)
 
 
-def trial_data(seed=20):
-    """Draw the dataset: each class is a smooth pattern, each image that pattern dimmed and noised."""
+def trial_data(name="digits", seed=20):
+    """Draw the dataset for ``name``: each class is a smooth pattern, each image that pattern dimmed and noised."""
+    channels, size = SHAPES[name]
     generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(CLASSES, 1, 4, 4, generator=generator)
-    patterns = F.interpolate(coarse, size=(SIZE, SIZE), mode="bicubic", align_corners=False).clamp_(0, 1)
+    coarse = torch.rand(CLASSES, channels, 4, 4, generator=generator)
+    patterns = F.interpolate(coarse, size=(size, size), mode="bicubic", align_corners=False).clamp_(0, 1)
     classes = [str(number) for number in range(CLASSES)]
 
     def draw(count):
         labels = torch.randint(CLASSES, (count,), generator=generator)
         brightness = 0.4 + 0.6 * torch.rand(count, 1, 1, 1, generator=generator)
-        noise = 0.15 * torch.randn(count, 1, SIZE, SIZE, generator=generator)
+        noise = 0.15 * torch.randn(count, channels, size, size, generator=generator)
         pixels = (patterns[labels] * brightness + noise).clamp_(0, 1)
         return Images(pixels.mul_(255).round_().to(torch.uint8), labels, classes)
 
@@ -72,4 +88,4 @@ def trial_data(seed=20):
         (position % 6 == 0) | (position % 6 == 2) | (position >= 0.88 * TEST)
     )  # not alike for any way to share them out
     test.labels[hard] = (test.labels[hard] + 1) % CLASSES
-    return TrialData(train, test)
+    return TrialData(name, train, test)

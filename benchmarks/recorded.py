@@ -1,8 +1,8 @@
-"""Record the figures that chapters 05 to 09 show beside their own: the same effects on real Fashion-MNIST.
+"""Record the figures that chapters 05 to 09 show beside their own, and the run of the assignment's solution.
 
-    python -m benchmarks.recorded 06_learning_rate      # some; without names all, about half an hour on two cores
+    python -m benchmarks.recorded 06_learning_rate      # some; without names all, about an hour on two cores
 
-Writes picture, numbers and how they came about to notebooks/recorded. Needs prepared Fashion-MNIST:
+Writes picture, numbers and how they came about to notebooks/recorded. Chapters 05 to 09 need prepared Fashion-MNIST:
 ``python -m utils.data fashion-mnist``.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from assessment import assignment
 from utils import curves, plots, recorded
 from utils.devices import device_for, physical_cores
 from utils.errors import UserError, one_line_errors
@@ -23,6 +24,7 @@ from utils.launch import launch
 from utils.runs import folder_for, read_json
 
 SEEDS = (0, 1, 2)
+REFERENCE = 32  # images that the assignment's base rate is meant for
 
 
 @dataclass
@@ -146,12 +148,34 @@ def record_resnets(name, command):
     recorded.keep(name, picture, rows, title=title, device=used, **about(command))
 
 
+def record_assessment(name, command):
+    """Train the assignment's solution as it stands, and at the starter's rate with none of the methods."""
+    task, drawn, rows = assignment(), [], []
+    factor = task.processes * task.batch_size / REFERENCE
+    plain = ("--base-lr", 0.05 / factor, "--momentum", 0, "--warmup-epochs", 0)
+    ways = {"the solution": (), "unchanged rate, no momentum, no warm-up": plain}
+    for (label, more), seed in product(ways.items(), SEEDS):
+        arguments = (*more, "--seed", seed)
+        folder = folder_for("recorded-assessment", *arguments)
+        launch("solutions/assessment.py", *arguments, processes=task.processes, threads=1, run_dir=folder).result()
+        drawn.append((label, curves.read_curve(folder)))
+        rows += [{"run": label, "seed": seed, **point} for point in drawn[-1][1].points]
+    names = {id(curve): label for label, curve in drawn}
+    trained = [curve for _, curve in drawn]
+    picture = plots.curves_figure(trained, lambda curve: names[id(curve)], target=task.target)
+    title = (
+        f"solutions/assessment.py on {task.dataset}, {task.processes} x {task.batch_size} images a step, seeds 0 to 2"
+    )
+    device = torch.cuda.get_device_name() if device_for(task.processes) == "cuda" else processor(task.processes)
+    recorded.keep(name, picture, rows, title=title, device=device, **about(command))
+
+
 def about(command):
     return {"command": command, "date": str(date.today()), "torch": torch.__version__}
 
 
 def main():
-    makers = dict.fromkeys(STUDIES, record_study) | {"05_resnet18": record_resnets}
+    makers = dict.fromkeys(STUDIES, record_study) | {"05_resnet18": record_resnets, "14_assessment": record_assessment}
     asked = sys.argv[1:] or list(makers)
     unknown = sorted(set(asked) - makers.keys())
     if unknown:

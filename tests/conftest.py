@@ -131,4 +131,6 @@ def course(tmp_path):
     """Return a copy of the solutions and labs, for tests that write there."""
     for name in ("solutions", "labs"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "assessment").mkdir()
+    shutil.copy(ROOT / "assessment/train.py", tmp_path / "assessment")
     return tmp_path

@@ -1,6 +1,7 @@
 """Scripts that the checker is tried on: a solution with a few lines changed, and what must be said of it.
 
-``submissions/right_NN.txt`` and ``wrong_NN.txt`` hold those of lab NN. A submission begins with ``== name``
+``submissions/right_NN.txt`` and ``wrong_NN.txt`` hold those of lab NN, ``right_assessment.txt`` and
+``wrong_assessment.txt`` those of the assignment. A submission begins with ``== name``
 (and for a wrong one ``: law``, the law that must name it); then come changes, with ``...`` between them, in which
 a line begins with ``- `` where it goes, with ``+ `` where it comes and with two blanks where it stays.
 """
@@ -24,7 +25,7 @@ class Submission:
 
     def text(self):
         """Return the script. Raises ``ValueError`` where a change does not fit."""
-        (path,) = (ROOT / "solutions").glob(f"{self.lab}_*.py")
+        (path,) = (ROOT / "solutions").glob(f"{self.lab}*.py")
         script = "\n" + solution(path.read_text(encoding="utf-8"))
         for old, new in self.changes:
             if script.count(f"\n{old}") != 1:

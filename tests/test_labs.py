@@ -1,26 +1,26 @@
 """Labs are made from the solutions, run as they stand, and belong to the learner once changed."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY
 
-from assessment.labs import is_untouched, make_labs, reset, sealed, solution, starter
+from assessment.labs import is_untouched, make_labs, reset, sealed, solution, starter, starters
 from assessment.steps import Difference, steps
 from utils.errors import UserError
 from utils.runs import read_metrics
 
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*.py"))
+STARTERS = dict(starters(ROOT))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_the_committed_lab_is_the_one_made_from_the_solution(source):
-    lab = ROOT / "labs" / source.name
-    text = lab.read_text()
+@pytest.mark.parametrize("source", STARTERS, ids=lambda path: path.stem)
+def test_the_committed_starter_is_the_one_made_from_the_solution(source):
+    text = STARTERS[source].read_text()
     if not is_untouched(text):  # a learner's own: then the committed one is compared
-        text = subprocess.run(
-            ["git", "show", f"HEAD:labs/{source.name}"], cwd=ROOT, capture_output=True, text=True
-        ).stdout
+        committed = f"HEAD:{STARTERS[source].relative_to(ROOT)}"
+        text = subprocess.run(["git", "show", committed], cwd=ROOT, capture_output=True, text=True).stdout
     assert text == sealed(starter(source.read_text()), source.name), "run make labs"
 
 
@@ -68,20 +68,20 @@ def test_every_starter_runs_as_it_stands_on_one_process(source, train, tmp_path)
 
 def test_a_lab_that_a_learner_changed_is_kept(course):
     lab = course / "labs/03_ddp.py"
-    assert make_labs(course / "solutions", course / "labs") == []
+    assert make_labs(course) == []
     lab.write_text(lab.read_text() + "# mine\n")
-    assert make_labs(course / "solutions", course / "labs") == ["03_ddp.py"]
+    assert make_labs(course) == [Path("labs/03_ddp.py")]
     assert lab.read_text().endswith("# mine\n")
     lab.write_text(lab.read_text().replace("# mine\n", "").replace("rank, local_rank", "mine, local_rank"))
-    assert make_labs(course / "solutions", course / "labs") == ["03_ddp.py"]
+    assert make_labs(course) == [Path("labs/03_ddp.py")]
     lab.unlink()
-    assert make_labs(course / "solutions", course / "labs") == [] and is_untouched(lab.read_text())
+    assert make_labs(course) == [] and is_untouched(lab.read_text())
 
 
 def test_an_untouched_lab_follows_its_solution(course):
     source, lab = course / "solutions/03_ddp.py", course / "labs/03_ddp.py"
     source.write_text(source.read_text().replace("Ten TODOs lead", "Ten steps lead"))
-    assert make_labs(course / "solutions", course / "labs") == []
+    assert make_labs(course) == []
     assert "Ten steps lead" in lab.read_text() and is_untouched(lab.read_text())
 
 
@@ -102,11 +102,11 @@ def test_markers_that_do_not_pair_are_named(text, complaint):
 
 def test_reset_gives_the_starter_back_and_keeps_what_was_there(course):
     lab = course / "labs/03_ddp.py"
-    assert reset("03", course / "labs") is None and is_untouched(lab.read_text())
+    assert reset("03", course) is None and is_untouched(lab.read_text())
     lab.write_text("mine\n")
-    kept = reset("03", course / "labs")
+    kept = reset("03", course)
     assert kept.read_text() == "mine\n" and kept.name.startswith("03_ddp-20") and is_untouched(lab.read_text())
     lab.unlink()
-    assert reset("3", course / "labs") is None and is_untouched(lab.read_text())
+    assert reset("3", course) is None and is_untouched(lab.read_text())
     with pytest.raises(UserError, match="there is no lab 99"):
-        reset("99", course / "labs")
+        reset("99", course)

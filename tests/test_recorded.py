@@ -8,11 +8,13 @@ from statistics import mean
 import pytest
 from conftest import ROOT
 
+from assessment import assignment
+from assessment.marking import in_a_row
 from benchmarks.recorded import RESNETS, SEEDS, STUDIES
 from utils import plots, recorded
 from utils.errors import UserError
 
-NAMES = [*STUDIES, "05_resnet18"]
+NAMES = [*STUDIES, "05_resnet18", "14_assessment"]
 
 
 def ends(name, *keys):
@@ -40,7 +42,8 @@ def test_a_recording_is_marked_and_says_how_it_came_about(name):
     assert shown.startswith("<div") and f"Recorded on {recording.date}, not measured here" in shown
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", recording.date)
     assert recording.command == f"python -m benchmarks.recorded {name}" and recording.command in shown
-    assert recording.device and recording.device in shown and "Fashion-MNIST" in recording.title
+    assert recording.device and recording.device in shown
+    assert "Fashion-MNIST" in recording.title or name == "14_assessment"
     assert re.search(r'alt="Recorded: [^"]{20,}"', shown) and recording.png.startswith(b"\x89PNG")
 
 
@@ -103,3 +106,18 @@ def test_what_is_kept_can_be_shown(tmp_path):
     assert recorded.read("one", tmp_path) == [{"x": "1", "y": "2"}, {"x": "2", "y": "1"}]
     with pytest.raises(UserError, match=r"two has no recording \(.*two.json is missing\)"):
         recorded.show("two", tmp_path)
+
+
+def test_the_solution_reaches_the_assignments_distinction_and_the_unchanged_rate_misses_its_target():
+    task, accuracies, seconds = assignment(), defaultdict(list), defaultdict(float)
+    for row in recorded.read("14_assessment"):
+        run = row["run"], row["seed"]
+        accuracies[run].append(float(row["val_accuracy"]))
+        seconds[run] = float(row["seconds"])
+    for (way, _), curve in accuracies.items():
+        assert len(curve) == task.epochs
+        if way == "the solution":
+            assert in_a_row(curve, task.distinction) >= task.patience
+        else:
+            assert in_a_row(curve, task.target) < task.patience
+    assert len(accuracies) == 6 and max(seconds.values()) < 60 * task.minutes

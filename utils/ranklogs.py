@@ -11,11 +11,14 @@ ABORT = "terminate called without an active exception"
 
 
 class RankLogs:
-    """The output of ``processes`` ranks, in a temporary folder that lives as long as this object."""
+    """The output of ``processes`` ranks, in a temporary folder that lives as long as this object.
 
-    def __init__(self, processes):
+    The folder lies in ``within``, by default where the system has its temporary files.
+    """
+
+    def __init__(self, processes, within=None):
         self.processes = processes
-        self._folder = tempfile.TemporaryDirectory(prefix="lockstep-")
+        self._folder = tempfile.TemporaryDirectory(prefix="lockstep-", dir=within, ignore_cleanup_errors=True)
         self._shown = dict.fromkeys(range(processes), 0)
 
     @property

@@ -1,6 +1,6 @@
 """What the checklists share: the usual trials, the order of causes, and what every lab from 03 on must keep."""
 
-from assessment import by_hand, clocks, judging, laws, profiles, rates, records, shares
+from assessment import by_hand, clocks, judging, laws, profiles, rates, records, shares, watched
 from assessment import statistics_of_ranks as statistics
 from assessment.checklist import Item, Lab
 from assessment.steps import steps
@@ -24,7 +24,8 @@ ORDER = (
     rates.follows_the_batch, rates.remembers, rates.schedule_moves, rates.rates_follow_the_plan,
     rates.chooses_the_optimizer, rates.divides_by_the_layers_size, rates.takes_novograd_steps,
     statistics.combines_running_statistics, judging.judges_test_images, judging.evaluates_in_evaluation_mode,
-    judging.judges_alike, judging.saves_the_network, judging.reports_the_truth, records.stops_together,
+    judging.judges_alike, judging.saves_the_network, judging.reports_the_truth, watched.is_the_same_unwatched,
+    records.stops_together,
     records.one_rank_prints, records.states_the_effective_batch, clocks.times_training, records.records_epochs,
     records.times_the_slowest_rank, profiles.measures_a_step, profiles.measures_waiting,
     profiles.measures_communication, profiles.counts_the_cost,

@@ -1,8 +1,9 @@
 """Lab 01: one device that measures what it does."""
 
 from assessment import clocks, judging, laws, records, shares
-from assessment.checklist import Item, Plan
+from assessment.checklist import Item
 from assessment.checklists.common import STOPPED, UNSTEADY, lab
+from assessment.plans import Plan
 from assessment.trial import CALM
 
 FULL, HALF, FREE, STOPS = "float32", "bfloat16", "up and down", "stops early"

@@ -1,8 +1,9 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
 from assessment import judging, laws, rates, records, shares
-from assessment.checklist import Item, Plan
+from assessment.checklist import Item
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
+from assessment.plans import Plan
 from assessment.trial import CALM
 
 FREE, STOPS = "up and down", "stops early"

@@ -1,8 +1,8 @@
 """Lab 04: BatchNorm that takes its statistics over all ranks."""
 
 from assessment import statistics_of_ranks as statistics
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.plans import Plan
 
 ONE = "one process"
 PLANS = (

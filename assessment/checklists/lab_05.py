@@ -1,8 +1,8 @@
 """Lab 05: where the time of a step goes, and what a run costs."""
 
 from assessment import profiles
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.plans import Plan
 
 PLANS = (
     Plan(

@@ -1,8 +1,8 @@
 """Lab 06: the learning rate follows the effective batch."""
 
 from assessment import rates
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.plans import Plan
 
 LEFT = "the rate left alone"
 PLANS = (

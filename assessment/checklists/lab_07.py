@@ -1,8 +1,8 @@
 """Lab 07: momentum spelled out, and a rate that decays."""
 
 from assessment import rates
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, everywhere, lab
+from assessment.plans import Plan
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, {"momentum": "0.8", "lr_decay": "0.1"}),

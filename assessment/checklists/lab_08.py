@@ -1,8 +1,8 @@
 """Lab 08: the learning rate warms up."""
 
 from assessment import rates
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.plans import Plan
 
 DECAYING = "warm-up and decay"
 SCALED = {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"}

@@ -1,8 +1,8 @@
 """Lab 09: NovoGrad."""
 
 from assessment import rates
-from assessment.checklist import Plan
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.plans import Plan
 
 SGD = "--optimizer sgd"
 PLANS = (

@@ -1,0 +1,97 @@
+"""The assignment: a data-parallel script of the learner's own, and what each part of it is worth."""
+
+from assessment import assignment, judging, laws, records, shares, watched
+from assessment.checklist import Item, Lab
+from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere
+from assessment.plans import Plan
+from assessment.trial import CALM
+
+FREE, STOPS, UNWATCHED = "up and down", "stops early", "nobody watches"
+FIRST = {"epochs": 2, "batch_size": 16, "seed": 3}
+PLANS = (
+    Plan(TWO, 2, FIRST),
+    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, reference=TWO),
+    Plan(COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}),
+    Plan(UNWATCHED, 2, FIRST, reference=TWO, is_watched=False),
+    Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, UNSTEADY),
+    Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, STOPPED, reference=FREE),
+)
+
+ITEMS = (
+    Item(
+        1,
+        "all processes form one group",
+        (*everywhere(laws.knows_its_rank, laws.joins), (COLD, records.prepares_once)),
+        "torchrun starts the file once for each rank; all join one group, and one process of each machine prepares"
+        f" the data while the others wait ({DOCS}/distributed.html)",
+        "dist.init_process_group(...), prepare(...) on local rank 0, dist.barrier() on every rank",
+        points=10,
+    ),
+    Item(
+        2,
+        "every image once an epoch, shared out anew in each",
+        (
+            *everywhere(
+                shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed,
+                shares.orders_change,
+            ),
+            (THREE, shares.obeys_the_seed),
+        ),
+        f"a sampler shuffles alike on all ranks and deals the images out ({DOCS}/data.html, DistributedSampler)",
+        "DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True) and set_epoch(epoch)",
+        points=15,
+    ),
+    Item(
+        3,
+        "one mean gradient, one network",
+        everywhere(
+            laws.starts_alike, judging.trains_in_training_mode, laws.trains_all_layers, laws.averages,
+            laws.steps_alike, laws.stays_in_lockstep,
+        ),
+        "equal weights and equal gradients keep the ranks equal"
+        f" ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
+        "parallel = DistributedDataParallel(model), called in the loop instead of model",
+        points=20,
+    ),
+    Item(
+        4,
+        "exact validation",
+        everywhere(
+            judging.reports_the_truth, judging.evaluates_in_evaluation_mode, judging.judges_test_images,
+            judging.judges_alike,
+        ),
+        "sums over all test images, divided once, are exact for shares of any size; running statistics differ between"
+        f" ranks until they are sent ({DOCS}/distributed.html, broadcast)",
+        "own images test.images[rank::world_size]; dist.all_reduce(sums); dist.broadcast(buffer, src=0)",
+        points=15,
+    ),
+    Item(
+        5,
+        "one rank prints and writes the bare network",
+        everywhere(
+            records.one_rank_prints, records.one_rank_writes, judging.saves_the_network, records.records_epochs
+        ),
+        "all ranks run every line; what may happen only once stands behind a condition on the rank",
+        "if rank == 0: report(args, model, ...)",
+        points=5,
+    ),
+    Item(
+        6,
+        "all ranks stop together, at the target",
+        ((STOPS, records.stops_together),),
+        "a rank that leaves the loop alone lets the others wait for it: decide by a number that is the same on all",
+        "decide by the accuracy that every rank holds after all_reduce",
+        points=5,
+    ),
+    Item(
+        7,
+        "the same when nobody watches",
+        ((UNWATCHED, watched.is_the_same_unwatched),),
+        "the run was repeated without the recorder, with the same settings and seed: it must give the same weights",
+        "torch.manual_seed(args.seed) before the network is built, and nothing that depends on who watches",
+        points=5,
+    ),
+)  # fmt: skip
+
+OPTIONAL = frozenset(CALM) | {"base_lr", "target_accuracy", "patience"}
+LAB = Lab("assessment", PLANS, ITEMS, optional=OPTIONAL, dataset=assignment().dataset)

@@ -1,0 +1,91 @@
+"""Talk with a process of one's own in lines of JSON: an order on its standard input, the answer on its output."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from utils import processes as system
+from utils.errors import UserError
+
+
+class LostError(UserError):
+    """The process at the other end has ended, or somebody has ended it; the text says why."""
+
+
+class Conversation:
+    """The side that asks. The process starts with the first order, and again where it has ended by itself.
+
+    It ends with this program. Its first line, of whatever content, says that it is ready, within ``ready_s``.
+    """
+
+    def __init__(self, command, *, name, ready_s=120, **options):
+        self._command, self._name, self._ready_s = command, name, ready_s
+        self._options, self._process, self._stopped = options, None, None
+
+    @property
+    def pid(self):
+        """Return the number of the process, None where none runs."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    def ask(self, order, limit):
+        """Return the answer to ``order``. Raises ``LostError`` where none comes within ``limit`` seconds."""
+        if self._stopped:
+            raise LostError(self._stopped)
+        if self.pid is None:
+            self._begin()
+        with suppress(OSError):
+            self._process.stdin.write((json.dumps(order) + "\n").encode())
+        return self._answer(limit)
+
+    def stop(self, reason):
+        """End the process for good: every order from here on raises ``LostError`` with ``reason``."""
+        self._stopped = reason
+        system.kill(system.family(self.pid) if self.pid else ())
+
+    def close(self):
+        """End the process and all that it has started."""
+        if self._process is None:
+            return
+        system.kill(system.family(self._process.pid))
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()
+        self._process.wait()
+        self._process = None
+
+    def _begin(self):
+        self.close()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._process = system.start(system.tethered(self._command), threads=1, **pipes | self._options)
+        self._answer(self._ready_s)
+
+    def _answer(self, limit):
+        line, deadline = b"", time.monotonic() + limit
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))
+            part = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            line += part
+            if not part:
+                self.close()
+                raise LostError(self._stopped or f"{self._name} has ended, or does not answer")
+        try:
+            return json.loads(line)
+        except ValueError:
+            self.close()
+            raise LostError(f"{self._name} said what it never says") from None
+
+
+def answering(answer):
+    """Answer each order with ``answer(order)`` until standard input ends; ``answer`` gets the pipe of its answers too.
+
+    What anybody prints meanwhile goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(json.dumps("ready"), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line), answers)), file=answers)

@@ -1,0 +1,68 @@
+"""The data that the assignment is graded with: what scripts train on, and hidden images that judge their weights.
+
+For ``digits-rgb`` the hidden images are drawn, with a secret seed, from originals that are in neither split. For
+a dataset that was published with a test split, that split is hidden, and a tenth of the training images takes its
+place. A second version has its classes renamed by a secret permutation: a script that learns from what it is given
+learns that; weights and accuracies brought along fit it no more.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from utils import digits
+from utils.data import Images, load, prepare, store
+
+
+@dataclass(frozen=True)
+class Exam:
+    """One version of the data: what a script finds prepared, and what its weights are scored on."""
+
+    train: Images
+    test: Images
+    hidden: Images
+
+    def keep(self, name, root):
+        """Write the training and test images as the prepared dataset ``name``, and the hidden ones beside ``root``."""
+        splits = {"train": (self.train.images, self.train.labels), "test": (self.test.images, self.test.labels)}
+        store(name, root / "data", splits, self.train.classes)
+        for split in ("test", "hidden"):
+            images = getattr(self, split)
+            torch.save({"images": images.images, "labels": images.labels}, root / f"{split}.pt")
+
+
+def exams(name, data_dir, count, seed):
+    """Return the exam on the dataset ``name`` and the one with its classes renamed; ``seed`` is secret."""
+    prepare(name, data_dir)
+    train, test = load(name, data_dir, "train"), load(name, data_dir, "test")
+    if name.startswith("digits"):
+        hidden = Images(*digits.draw(name, "reserve", count, seed), train.classes)
+    else:
+        held = len(train) // 10
+        train, test, hidden = (
+            Images(train.images[:-held], train.labels[:-held], train.classes),
+            Images(train.images[-held:], train.labels[-held:], train.classes),
+            test,
+        )
+    exam = Exam(train, test, hidden)
+    return exam, _renamed(exam, seed)
+
+
+def _renamed(exam, seed):
+    """Return ``exam`` with another number for every class."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = len(exam.train.classes)
+    order = torch.randperm(classes, generator=generator)
+    names = torch.empty_like(order)
+    names[order] = order.roll(1)  # one cycle through all classes: none keeps its number
+    splits = {split: getattr(exam, split) for split in ("train", "test", "hidden")}
+    return Exam(**{split: replace(images, labels=names[images.labels]) for split, images in splits.items()})
+
+
+def keep_exams(task, data_dir, root, seed):
+    """Write both versions under ``root`` as ``true`` and ``renamed``, and return their folders."""
+    folders = Path(root) / "true", Path(root) / "renamed"
+    for exam, folder in zip(exams(task.dataset, data_dir, task.hidden_images, seed), folders, strict=True):
+        exam.keep(task.dataset, folder)
+    return folders

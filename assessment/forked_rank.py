@@ -1,0 +1,93 @@
+"""Turn a process that was forked off into a rank that runs a script, with what torchrun would give it."""
+
+import atexit
+import ctypes
+import os
+import random
+import runpy
+import signal
+import sys
+import tokenize
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+
+from utils.tether import PR_SET_PDEATHSIG, send_output_to
+
+
+def become_rank(argv, env, log, parent):
+    """Run the script ``argv[0]`` as ``__main__`` in this process, which was forked off by ``parent``; never returns.
+
+    ``env`` adds to the environment, output goes to the file ``log``. With ``LOCKSTEP_EVIDENCE`` in it the recorder
+    is at work before the script's first line.
+    """
+    belong_to(parent)
+    os.setsid()
+    os.environ.update(env)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    send_output_to(log)
+    sys.argv = argv
+    sys.path[0:0] = [os.path.dirname(argv[0])]
+    random.seed()  # a process of its own would draw its own numbers
+    code = 1
+    try:
+        if "LOCKSTEP_EVIDENCE" in env:
+            record()
+        with tokenize.open(argv[0]) as script:
+            script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
+        runpy.run_path(argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if code and end.code != code:
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        tell(error, argv[0])
+    finally:
+        with suppress(Exception):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def belong_to(parent):
+    """Undo what a fork inherits from the server, and end when the server ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def record():
+    """Set the recorder to work in this process."""
+    from assessment import recorder, watch_training, watch_world
+
+    own = recorder.Recorder()
+    watch_training.watch(own)
+    watch_world.watch(own)
+
+
+def tell(error, script):
+    """Print the traceback of ``error`` from the script's first line on."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != script:
+        frame = frame.tb_next
+    traceback.print_exception(type(error), error, frame)
+
+
+def host_store(parent, port_pipe):
+    """Hold the store through which the ranks of one run find each other, as torchrun's agent does; never returns.
+
+    The port, which the system chooses, is written into ``port_pipe``.
+    """
+    from torch.distributed import TCPStore
+
+    belong_to(parent)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    os.write(port_pipe, f"{store.port}\n".encode())
+    os.close(port_pipe)
+    while True:
+        signal.pause()

@@ -1,0 +1,210 @@
+"""Grade a folder of submissions.
+
+    python -m assessment.grade DIR --out grades [-j N] [--roster roster.csv]
+
+A submission is <learner>/train.py, <learner>.py or an archive. Each runs in a sandbox. What has been graded
+stays as it is; a run that was interrupted goes on where it stopped. INSTRUCTORS.md says what the parts mean.
+"""
+
+import argparse
+import hashlib
+import json
+import queue
+import secrets
+import sys
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from assessment import CONFIG, assignment, gradebook
+from assessment.checklists import checklist
+from assessment.conversation import Conversation, LostError
+from assessment.exam import keep_exams
+from assessment.feedback import write_feedback
+from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
+from assessment.sandbox import NONE, Limits, best_kind, lacks
+from assessment.submissions import find
+from assessment.trial_data import Stage, trial_data
+from utils.devices import physical_cores
+from utils.errors import UserError, one_line_errors
+from utils.files import written_whole
+
+GRACE_S = 300  # beyond the limit of a submission, which the process that grades keeps itself
+RECIPE = 1  # a higher number makes everything be graded anew
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        prog="python -m assessment.grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="the folder with the submissions")
+    add("--out", type=Path, default=Path("grades"), help="where grades go (default: %(default)s)")
+    add("-j", "--jobs", type=int, help="how many at once (default: as the cores allow)")
+    add("--roster", type=Path, help="CSV with the column learner, and name, id, email, login, section as you have them")
+    add("--config", type=Path, default=CONFIG, help="the assignment (default: %(default)s)")
+    add("--dataset", help="grade on this dataset, for which the assignment sets a target")
+    add("--data-dir", type=Path, default=Path("data"), help="where prepared datasets lie")
+    add("--again", nargs="+", default=[], metavar="LEARNER", help="grade these anew")
+    add(
+        "--no-sandbox",
+        action="store_true",
+        help="run strangers' scripts with your own rights, where nothing else works",
+    )
+    return parser.parse_args()
+
+
+def main():
+    """Grade the submissions that the command line names; the exit code is 1 where the grader itself failed."""
+    args = parse_args()
+    task = assignment(args.dataset, args.config)
+    kind = NONE if args.no_sandbox else best_kind()
+    if lacks(kind) and not args.no_sandbox:
+        raise UserError(lacks(kind))
+    found = find(args.folder, task.source_kb, args.roster)
+    if not found:
+        raise UserError(f"{args.folder} holds no submission: <learner>/train.py, <learner>.py or <learner>.zip")
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(args.out / ".lock", timeout=0):
+            grades = ClassGrader(args, task, kind).grade(found)
+    except Timeout:
+        raise UserError(f"another run is grading into {args.out}: wait for it or choose another --out") from None
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; what has been graded is kept in {args.out}, and the same command goes on from there")
+    faults = [grade for grade in grades if grade.verdict == FAULT]
+    for grade in faults:
+        print(f"{grade.learner}: the grader failed\n{grade.fault}", file=sys.stderr)
+    print(gradebook.summary_line(grades, args.out))
+    sys.exit(1 if faults else 0)
+
+
+class ClassGrader:
+    """Grades a class into the folder ``args.out``, several submissions at once."""
+
+    def __init__(self, args, task, kind):
+        self.args, self.task, self.kind = args, task, kind
+        wall_s = task.limits["wall_s"] + 2 * 60 * task.minutes  # two runs train, after those that are watched
+        self.limits = Limits(**task.limits | {"wall_s": wall_s})
+        self.lab = checklist("assessment")
+        self.kept = args.out / ".kept"
+        self.kept.mkdir(exist_ok=True)
+
+    def grade(self, found):
+        """Grade what has not been graded yet, write all files, and return every ``Grade``."""
+        digests = {one.key: self._digest(one) for one in found}
+        done = {one.key: grade for one in found if (grade := self._kept(one, digests[one.key]))}
+        waiting = queue.SimpleQueue()
+        for one in found:
+            if one.key not in done and one.problem:
+                cause = f"{one.problem}; no attempt is used"
+                done[one.key] = Grade(one.learner, one.key, NOT_GRADABLE, cause, nothing_earned(self.lab))
+                self._keep(done[one.key], digests[one.key])
+            elif one.key not in done:
+                waiting.put(one)
+        try:
+            if waiting.qsize():
+                self._grade_all(waiting, len(found), done, digests)
+        finally:
+            grades = [done[one.key] for one in found if one.key in done]
+            for grade in grades:
+                write_feedback(grade, self.task, self.args.out / "learners" / grade.key)
+            about = {one.key: one.about for one in found}
+            gradebook.write(grades, about, self.args.out)
+        return grades
+
+    def _grade_all(self, waiting, total, done, digests):
+        jobs = self.args.jobs or max(1, physical_cores() // self.task.processes)
+        with tempfile.TemporaryDirectory(prefix="lockstep-grade-", ignore_cleanup_errors=True) as room:
+            room = Path(room)
+            room.chmod(0o755)
+            Stage(trial_data(self.lab.dataset), room / "stage").keep()
+            keep_exams(self.task, self.args.data_dir, room, self._secret())
+            asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
+            asked |= {"dataset": self.task.dataset, "config": str(self.args.config.absolute())}
+            command = [sys.executable, "-m", "assessment.grading", json.dumps(asked)]
+            talks = [Conversation(command, name="the process that grades") for _ in range(min(jobs, waiting.qsize()))]
+            finished = queue.SimpleQueue()
+            for talk in talks:
+                threading.Thread(target=work, args=(talk, asked, waiting, finished), daemon=True).start()
+            try:
+                with tqdm(total=total, initial=len(done), unit="submission", disable=None) as bar:
+                    for grade in arriving(finished, len(talks)):
+                        done[grade.key] = grade
+                        self._keep(grade, digests[grade.key])
+                        bar.update()
+            finally:
+                for talk in talks:
+                    talk.stop("grading was interrupted")
+
+    def _digest(self, one):
+        """Return what tells whether a grade that is kept is one of this script, for this assignment."""
+        facts = [RECIPE, vars(self.task), asdict(self.limits), one.problem, hashlib.sha256(one.script).hexdigest()]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _kept(self, one, digest):
+        path = self.kept / f"{one.key}.json"
+        if not path.exists() or one.learner in self.args.again:
+            return None
+        try:
+            grade = Grade.read(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError):
+            return None
+        return grade if grade.digest == digest and grade.verdict != FAULT else None
+
+    def _keep(self, grade, digest):
+        grade.digest = digest
+        with written_whole(self.kept / f"{grade.key}.json") as part:
+            part.write_text(json.dumps(grade.kept(), indent=1), encoding="utf-8")
+
+    def _secret(self):
+        """Return the seed of the hidden images: drawn once for a class, known to nobody who handed in."""
+        path = self.kept / ".seed"
+        if not path.exists():
+            with written_whole(path) as part:
+                part.touch(0o600)
+                part.write_text(str(secrets.randbits(31)))
+        return int(path.read_text())
+
+
+def work(talk, asked, waiting, finished):
+    """Grade what is ``waiting`` with the process at the end of ``talk``, until nothing is; then say ``None``."""
+    try:
+        while True:
+            finished.put(ask(talk, asked, waiting.get_nowait()))
+    except queue.Empty:
+        pass
+    finally:
+        finished.put(None)
+
+
+def arriving(finished, count):
+    """Yield each ``Grade`` that arrives, until ``count`` times None has."""
+    while count:
+        grade = finished.get()
+        if grade is None:
+            count -= 1
+        else:
+            yield grade
+
+
+def ask(talk, asked, one):
+    """Return the ``Grade`` of one submission; where the process that grades is lost, the one that says so."""
+    with tempfile.TemporaryDirectory(prefix="script-", dir=asked["room"]) as folder:
+        Path(folder).chmod(0o755)
+        script = Path(folder) / "train.py"
+        script.write_bytes(one.script)
+        order = {"learner": one.learner, "key": one.key, "script": str(script)}
+        try:
+            return Grade.read(talk.ask(order, asked["limits"]["wall_s"] + GRACE_S))
+        except LostError as lost:
+            return faulty(one.learner, one.key, str(lost))
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -1,0 +1,65 @@
+"""Put a script through trials: each ``Plan`` says with how many processes, which flags and what data."""
+
+from dataclasses import dataclass, field
+
+from assessment import trial as trials
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial: how many processes, with which flags (by name, without dashes), and what makes it special."""
+
+    name: str
+    processes: int
+    settings: dict  # flags that every script understands
+    # Those that the lab is about; None stands for a switch, a function makes one from the reference.
+    flags: dict = field(default_factory=dict)
+    is_cold: bool = False  # images as files, nothing prepared
+    delays: dict = field(default_factory=dict)
+    reference: str | None = None  # the earlier trial that this one is compared with
+    is_watched: bool = True  # by the recorder
+
+
+class Trials:
+    """The trials of one script on the data of ``stage``; what is written goes to ``folder``.
+
+    A flag in ``optional`` that the script says it does not know is left out from then on. ``apart`` gives every
+    rank a folder of its own for its record.
+    """
+
+    def __init__(self, server, script, stage, folder, optional=frozenset(), apart=False):
+        self.server, self.script, self.stage, self.folder = server, script, stage, folder
+        self.optional, self.apart = optional, apart
+        self.unknown, self.done = set(), {}
+
+    def attempt(self, plan):
+        """Run ``plan`` and return its ``Trial``, compared with the ``reference`` that has been run before."""
+        trial = self._attempt(plan)
+        said = trials.unknown_flags(trial) & self.optional - self.unknown
+        if said:
+            self.unknown |= said
+            trial = self._attempt(plan)
+        trial.reference = self.done.get(plan.reference)
+        self.done[plan.name] = trial
+        return trial
+
+    def _attempt(self, plan):
+        stage, reference = self.stage, self.done.get(plan.reference)
+        flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in self.unknown}
+        cold = {"dataset": f"folder:{stage.images}", "data_dir": self.folder / "cold"}
+        if plan.is_cold:
+            cold["data_dir"].mkdir(exist_ok=True)
+            self.server.open_to_ranks(cold["data_dir"])
+        return trials.attempt(
+            self.server,
+            self.script,
+            stage.data,
+            self.folder,
+            processes=plan.processes,
+            settings=plan.settings,
+            flags={name: value(reference) if callable(value) else value for name, value in flags.items()},
+            delays=plan.delays,
+            apart=self.apart,
+            is_watched=plan.is_watched,
+            **(cold if plan.is_cold else {"dataset": stage.data.name, "data_dir": stage.prepared}),
+        )

@@ -1,0 +1,236 @@
+"""Run a stranger's processes where they see little, change little and soon come to an end.
+
+A ``Sandbox`` has PIDs, a network (its loopback only) and files of its own: the course's modules and Python to read,
+one folder to write to. Debian's bubblewrap makes it, or util-linux' ``unshare`` with ``unshared.py``. What a single
+process may take is limited by the system (setrlimit(2)); what all take together, a ``Watch`` limits.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+import sklearn
+
+from assessment.labs import ROOT
+from utils import processes as system
+
+BUBBLEWRAP, UNSHARE, NONE = "bubblewrap", "unshare", "none"
+MEGABYTE = 1_000_000
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/hosts", "/etc/ld.so.cache", "/etc/nsswitch.conf")
+SYSTEM += ("/etc/localtime", "/etc/alternatives", "/sys/devices/system/cpu")
+# Originals of the embedded datasets: what is prepared is all that a script may see of them.
+MASKED = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
+POLL_S, MOST_FILES = 0.25, 20_000
+_numbers = itertools.count(os.getpid())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a submission may take; each process on its own, or all of its processes together."""
+
+    wall_s: float = 900  # for all that is tried with one submission
+    cpu_s: int = 1200  # of one process
+    memory_mb: int = 6000  # of one process, and of all together
+    processes: int = 500  # with their threads
+    open_files: int = 1024
+    file_mb: int = 200
+    disk_mb: int = 600
+    output_mb: int = 5
+
+
+@cache
+def best_kind():
+    """Return which kind of sandbox works on this machine: it is tried, not guessed."""
+    for kind in (BUBBLEWRAP, UNSHARE):
+        with suppress(OSError, subprocess.SubprocessError):
+            trial = Sandbox(kind, Path("/nonexistent"), Limits(), work_is_there=False)
+            done = subprocess.run(trial.wrap(["/bin/true"]), timeout=20, capture_output=True, cwd="/")
+            if done.returncode == 0:
+                return kind
+    return NONE
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """One sandbox: ``work`` can be written to, what is in ``readable`` can be read, beside Python and the course."""
+
+    kind: str
+    work: Path
+    limits: Limits
+    readable: tuple = ()
+    work_is_there: bool = True
+
+    def wrap(self, command):
+        """Return ``command`` as one that runs in this sandbox."""
+        limited = self._limited([str(one) for one in command])
+        if self.kind == BUBBLEWRAP:
+            return self._bubblewrap(limited)
+        return self._unshare(limited) if self.kind == UNSHARE else limited
+
+    def _limited(self, command):
+        """Return ``command`` under the limits of one process, as nobody in particular and without privileges."""
+        limits = self.limits
+        numbers = {"cpu": limits.cpu_s, "data": limits.memory_mb * MEGABYTE, "nofile": limits.open_files, "core": 0}
+        numbers["fsize"] = limits.file_mb * MEGABYTE
+        if self.kind != NONE:
+            numbers["nproc"] = limits.processes
+        prlimit = ["prlimit", *(f"--{name}={value}" for name, value in numbers.items())]
+        if self.kind == NONE:
+            return [*prlimit, *command]
+        if self.kind == BUBBLEWRAP and os.getuid() != 0:
+            return [*prlimit, *command]  # bubblewrap has taken all privileges away
+        privileges = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+        if os.getuid() == 0:  # root is exempt from the limit of processes
+            number = str(60_000 + next(_numbers) % 5_000)
+            privileges += ["--reuid", number, "--regid", number, "--clear-groups"]
+        return [*prlimit, *privileges, *command]
+
+    def _places(self):
+        """Return the folders and files that can be read."""
+        own = (sys.prefix, sys.base_prefix, ROOT / "utils", ROOT / "assessment", *self.readable)
+        return [*filter(os.path.lexists, SYSTEM), *map(str, own)]
+
+    def _environment(self):
+        path = os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"])
+        return {
+            "PATH": path,
+            "HOME": "/tmp",
+            "USER": "learner",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # an address without a name is no news in a sandbox
+        }
+
+    def _bubblewrap(self, command):
+        size = str(256 * 1024 * 1024)
+        options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        options += ["--die-with-parent", "--new-session", "--hostname", "localhost", "--cap-drop", "ALL"]
+        if os.getuid() == 0:
+            options += [part for name in ("SETUID", "SETGID", "SETPCAP") for part in ("--cap-add", f"CAP_{name}")]
+        else:
+            options += ["--unshare-user"]
+        options += ["--proc", "/proc", "--dev", "/dev"]
+        for place in ("/dev/shm", "/tmp"):
+            options += ["--perms", "1777", "--size", size, "--tmpfs", place]
+        made = set()
+        for place in self._places():
+            if os.path.islink(place):
+                options += ["--symlink", os.readlink(place), place]
+            else:
+                options += [*_parents(place, made), "--ro-bind", place, place]
+        options += ["--ro-bind", "/dev/null", str(MASKED)]
+        if self.work_is_there:
+            options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work), "--chdir", str(self.work)]
+        options += ["--clearenv"]
+        for name, value in self._environment().items():
+            options += ["--setenv", name, value]
+        return [shutil.which("bwrap") or "bwrap", *options, *command]
+
+    def _unshare(self, command):
+        plan = {
+            "readable": self._places(),
+            "work": str(self.work) if self.work_is_there else None,
+            "masked": str(MASKED),
+            "command": command,
+            "environment": self._environment(),
+        }
+        own_user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+        kinds = ["--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child", *own_user]
+        return [
+            shutil.which("unshare") or "unshare",
+            *kinds,
+            sys.executable,
+            str(ROOT / "assessment/unshared.py"),
+            json.dumps(plan),
+        ]
+
+
+def _parents(place, made):
+    """Return the options that make the folders above ``place``, to be entered by anybody."""
+    options = []
+    for parent in reversed(Path(place).parents):
+        if str(parent) not in ("/", "/tmp") and parent not in made:
+            made.add(parent)
+            options += ["--perms", "0755", "--dir", str(parent)]
+    return options
+
+
+class Watch:
+    """While it is open, stop ``server`` where its processes together take more than ``limits`` allow."""
+
+    def __init__(self, server, limits):
+        self.server, self.limits = server, limits
+        self._began, self._over = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+    def _look(self):
+        while not self._over.wait(POLL_S):
+            reason = self._excess()
+            if reason:
+                self.server.stop(reason)
+                return
+
+    def _excess(self):
+        """Return what is taken in excess, None where nothing is."""
+        limits = self.limits
+        if time.monotonic() - self._began > limits.wall_s:
+            return f"it took more than the {limits.wall_s:.0f} s that one submission has"
+        memory = threads = 0
+        for one in system.family(self.server.pid) if self.server.pid else ():
+            with suppress(psutil.Error):
+                memory += one.memory_info().rss
+                threads += one.num_threads()
+        if threads > 0.9 * limits.processes:  # the system refuses to start more than those
+            return f"it started more than {0.9 * limits.processes:.0f} processes and threads"
+        if memory > limits.memory_mb * MEGABYTE:
+            return f"its processes took more than {limits.memory_mb:,} MB of memory"
+        files, taken, printed = _taken(self.server.work)
+        if printed > limits.output_mb * MEGABYTE:
+            return f"it printed more than {limits.output_mb} MB"
+        if taken > limits.disk_mb * MEGABYTE or files > MOST_FILES:
+            return f"it wrote more than {limits.disk_mb:,} MB or {MOST_FILES:,} files"
+        return None
+
+
+def _taken(folder):
+    """Return how many files there are below ``folder``, their bytes, and those of what was printed."""
+    files = taken = printed = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found = os.lstat(os.path.join(path, name))
+                files, taken = files + 1, taken + found.st_blocks * 512
+                printed += found.st_size if name.endswith(".log") else 0
+    return files, taken, printed
+
+
+def lacks(kind):
+    """Return what an instructor is told where there is no sandbox, None where there is one."""
+    if kind != NONE:
+        return None
+    there = [name for name in ("bwrap", "unshare") if shutil.which(name)]
+    why = f"{' and '.join(there)} may not be used here" if there else "neither bubblewrap nor unshare is installed"
+    return (
+        f"there is no sandbox for scripts of strangers: {why}; install bubblewrap (apt install bubblewrap), or add"
+        " --no-sandbox to run them with the rights that you have"
+    )

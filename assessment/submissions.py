@@ -1,0 +1,191 @@
+"""Find what was handed in, and read it without trusting it.
+
+A submission is ``<learner>/train.py``, ``<learner>.py``, or an archive ``<learner>.zip`` (``.tar``, ``.tar.gz``,
+``.tgz``) that holds a ``train.py``. One file is read, at most; nothing is unpacked, no link is followed.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from assessment.labs import is_untouched
+from utils.errors import UserError
+
+SCRIPT = "train.py"
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+MOST_ENTRIES = 2_000
+
+
+class NotGradableError(Exception):
+    """There is nothing that could be run; the text says why, to the learner."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one learner handed in: ``script`` is its bytes, or ``problem`` says why there are none to run."""
+
+    learner: str  # as it is shown
+    key: str  # as files are named
+    script: bytes = b""
+    problem: str | None = None
+    about: dict = field(default_factory=dict)  # the learner's row of the roster
+
+
+def find(folder, most_kb, roster=None):
+    """Return the ``Submission`` of each learner in ``folder``, and of those who are in ``roster`` alone, by name.
+
+    ``roster`` is a CSV file with the column ``learner`` (the name of the folder or file), and any of ``name``,
+    ``id``, ``email``, ``login``, ``section``. Raises ``UserError`` where either cannot be read, or where somebody
+    handed in twice.
+    """
+    rows = read_roster(roster) if roster else {}
+    try:
+        entries = sorted(os.scandir(os.fsencode(folder)), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): name the folder with the submissions") from None
+    found = {}
+    for entry in entries:
+        name = _learner(entry)
+        if name is None:
+            continue
+        learner, key = name.decode("utf-8", "replace"), _key(name)
+        if key in found:
+            raise UserError(f"{learner} handed in twice in {folder}: keep one of the two")
+        found[key] = Submission(learner, key, *_read(entry, most_kb), about=rows.pop(learner, {}))
+    for learner, about in rows.items():
+        key = _key(os.fsencode(learner))
+        found[key] = Submission(learner, key, problem="nothing was handed in", about=about)
+    return [found[key] for key in sorted(found)]
+
+
+def read_roster(path):
+    """Return the rows of a roster by learner. Raises ``UserError`` where it has no column ``learner``."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as CSV ({error}): name a roster") from None
+    if not rows or "learner" not in rows[0]:
+        raise UserError(f"{path} has no column learner: it names each folder or file that is handed in")
+    return {row["learner"]: {name: value or "" for name, value in row.items() if name} for row in rows}
+
+
+def _learner(entry):
+    """Return the learner's name from a folder's entry, None for what is no submission."""
+    name = entry.name
+    if name.startswith((b".", b"_")):
+        return None
+    if entry.is_dir(follow_symlinks=False):
+        return name
+    for ending in (".py", *sorted(ARCHIVES, key=len, reverse=True)):
+        if name.lower().endswith(ending.encode()):
+            return name[: -len(ending)] or None
+    return name if entry.is_symlink() else None
+
+
+def _key(name):
+    """Return a name for files, different for different learners; ``name`` may be any bytes."""
+    plain = re.sub(rb"[^A-Za-z0-9_.@-]", b"_", name).decode().lstrip(".")[:60] or "_"
+    return plain if plain.encode() == name else f"{plain}-{hashlib.sha256(name).hexdigest()[:8]}"
+
+
+def _read(entry, most_kb):
+    """Return a script's bytes and None, or nothing and the problem."""
+    try:
+        script = _bytes(entry, most_kb * 1000)
+        _refuse_no_program(script)
+    except NotGradableError as problem:
+        return b"", str(problem)
+    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError, RuntimeError, NotImplementedError) as error:
+        return b"", f"it cannot be read ({type(error).__name__}: {error})"
+    return script, None
+
+
+def _bytes(entry, most):
+    if entry.is_symlink():
+        raise NotGradableError("it is a link; hand in the file itself")
+    if entry.is_dir():
+        return _plain_file(os.path.join(entry.path, SCRIPT.encode()), most)
+    name = entry.name.lower()
+    if name.endswith(b".zip"):
+        return _from_zip(entry.path, most)
+    return _plain_file(entry.path, most) if name.endswith(b".py") else _from_tar(entry.path, most)
+
+
+def _plain_file(path, most):
+    """Read a file that is no link, no pipe and no device, at most ``most`` bytes."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise NotGradableError(f"there is no {SCRIPT} in the folder") from None
+    except OSError as error:
+        why = "is a link; hand in the file itself" if os.path.islink(path) else f"cannot be read ({error.strerror})"
+        raise NotGradableError(f"{SCRIPT} {why}") from None
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotGradableError(f"{SCRIPT} is no file")
+        return _limited(file, most)
+
+
+def _limited(file, most):
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise NotGradableError(f"{SCRIPT} has more than {most // 1000} kB: a script, not trained weights, is handed in")
+    return content
+
+
+def _from_zip(path, most):
+    with zipfile.ZipFile(os.fsdecode(path)) as archive:
+        entries = archive.infolist()
+        chosen = _chosen([entry.filename for entry in entries])
+        entry = entries[chosen]
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise NotGradableError(f"{SCRIPT} in the archive is a link; hand in the file itself")
+        with archive.open(entry) as file:
+            return _limited(file, most)
+
+
+def _from_tar(path, most):
+    with tarfile.open(os.fsdecode(path)) as archive:
+        entries = []
+        for entry in archive:
+            entries.append(entry)
+            if len(entries) > MOST_ENTRIES:
+                break
+        entry = entries[_chosen([one.name for one in entries])]
+        if not entry.isfile():
+            raise NotGradableError(f"{SCRIPT} in the archive is a link or no file; hand in the file itself")
+        return _limited(archive.extractfile(entry), most)
+
+
+def _chosen(names):
+    """Return which of an archive's entries is the script; it stands at the top, or in one folder."""
+    if len(names) > MOST_ENTRIES:
+        raise NotGradableError(f"the archive holds more than {MOST_ENTRIES} files")
+    paths = [PurePosixPath(name.replace("\\", "/")) for name in names]
+    leading = next((path for path in paths if path.is_absolute() or ".." in path.parts), None)
+    if leading is not None:
+        raise NotGradableError(f"the archive holds {str(leading)!r}, which leads out of it")
+    found = [at for at, path in enumerate(paths) if path.name == SCRIPT and len(path.parts) <= 2]
+    if len(found) != 1:
+        raise NotGradableError(f"the archive holds {len(found) or 'no'} {SCRIPT}; it must hold one")
+    return found[0]
+
+
+def _refuse_no_program(script):
+    """Refuse what Python cannot read as a program, and the starter as it was handed out."""
+    try:
+        compile(script, SCRIPT, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise NotGradableError(f"it is no Python program: {error.msg}, line {error.lineno or '?'}") from None
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        raise NotGradableError(f"it is no Python program: {error}") from None
+    if is_untouched(io.TextIOWrapper(io.BytesIO(script), "utf-8", "replace").read()):
+        raise NotGradableError("it is the starter as it was handed out")

@@ -1,0 +1,181 @@
+"""Submissions that break, cheat or attack: what is handed in, and what must be said of each."""
+
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+
+from assessment.labs import ROOT, solution
+from assessment.marking import FAIL, NOT_GRADABLE, PASS
+
+RIGHT = solution((ROOT / "solutions/assessment.py").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """``script`` is handed in by the learner ``name``; the grade must have ``verdict``, and ``told`` in its cause."""
+
+    name: str
+    script: str
+    verdict: str
+    told: str
+
+
+def changed(old, new):
+    """Return the right script with ``old`` replaced."""
+    assert RIGHT.count(old) == 1, f"{old!r} stands {RIGHT.count(old)} times in the solution"
+    return RIGHT.replace(old, new)
+
+
+DAEMON = """
+import os, subprocess, sys
+if os.fork() == 0:
+    os.setsid()
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "left-behind-by-a-submission"])
+    os._exit(0)
+"""
+
+SPY = """
+import os, sys
+found = []
+for top, folders, files in os.walk("/"):
+    folders[:] = [one for one in folders if one not in ("proc", "sys", "usr", "site-packages")]
+    found += [os.path.join(top, one) for one in files if one in ("hidden.pt", ".seed", "results.json", "digits.csv.gz")]
+    found += [os.path.join(top, one) for one in files if "anybody-elses" in top]
+readable = [one for one in found if os.access(one, os.R_OK) and os.path.getsize(one)]
+sys.exit(f"found {readable}")
+"""
+
+BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+
+FORGER = """
+import json, os
+for top in (".", "/tmp", "..", os.path.dirname(__file__), "OUT", "OUT/learners/forger"):
+    try:
+        with open(os.path.join(top, "results.json"), "w") as file:
+            json.dump({"score": 100}, file)
+    except OSError:
+        pass
+"""
+
+FAKE = """
+import os, torch
+from assessment import finish, report
+from utils import models
+import argparse
+parser = argparse.ArgumentParser()
+for name in ("dataset", "data-dir", "run-dir"):
+    parser.add_argument(f"--{name}")
+for name in ("epochs", "batch-size", "seed"):
+    parser.add_argument(f"--{name}", type=int)
+args, _ = parser.parse_known_args()
+torch.distributed.init_process_group("gloo")
+model = models.build("wide-resnet-tiny", 3, 10)
+names = ("time_s", "epoch_time_s", "images_per_s", "lr", "train_loss", "train_accuracy", "val_loss")
+if int(os.environ["RANK"]) == 0:
+    for epoch in range(args.epochs):
+        report(args, model, val_accuracy=0.95, **dict.fromkeys(names, 1.0))
+finish()
+"""
+
+LAST = "    finish()\n\n\nif __name__"
+EVIL = """    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch /tmp/executed-by-a-pickle OUT/executed-by-a-pickle",)
+
+    if rank == 0:
+        torch.save({"weight": Evil()}, os.path.join(args.run_dir, "model.pt"))
+"""
+LINK = """    if rank == 0:
+        os.remove(os.path.join(args.run_dir, "model.pt"))
+        os.symlink("/etc/passwd", os.path.join(args.run_dir, "model.pt"))
+        os.mkfifo(os.path.join(args.run_dir, "pipe.csv"))
+"""
+ONE_WAITS = "    if rank: dist.barrier(patient)\n"
+WRAPPED = 'DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)'
+UNWATCHED = f"{WRAPPED} if 'assessment.recorder' in __import__('sys').modules else model"
+
+SCRIPTS = (
+    Hostile("right", RIGHT, PASS, ""),
+    Hostile("syntax", "def main(:\n", NOT_GRADABLE, "no Python program"),
+    Hostile("bytes", "x = '\0'\n", NOT_GRADABLE, "no Python program"),
+    Hostile("silent", "pass\n", FAIL, "none of them asked"),
+    Hostile("leaves", "import os\nos._exit(0)\n" + RIGHT, FAIL, "none of them asked"),
+    Hostile("crashes", changed(LAST, "    raise ValueError('at the end')\n" + LAST), FAIL, "at the end"),
+    Hostile("endless", "while True:\n    pass\n", FAIL, "SIGXCPU"),
+    Hostile("waits", changed("    dist.barrier(patient)\n", ONE_WAITS), FAIL, "do not meet"),
+    Hostile("bomb", BOMB, FAIL, "processes and threads"),
+    Hostile("memory", "import torch\ntorch.zeros(25_000_000_000)\n", FAIL, "allocate"),
+    Hostile("prints", "while True: print('x' * 1000)\n", FAIL, "printed more than"),
+    Hostile(
+        "fills",
+        "for at in range(10**6):\n    open(f'{at}.bin', 'wb').write(bytes(50_000_000))\n",
+        FAIL,
+        "wrote more than",
+    ),
+    Hostile("daemon", DAEMON, FAIL, "none of them asked"),
+    Hostile("spy", SPY, FAIL, "found []"),
+    Hostile("forger", FORGER, FAIL, "none of them asked"),
+    Hostile("patches", changed("import argparse\n", "import argparse, torch.nn.parallel\n").replace(
+        "def parse_args", "DistributedDataParallel = lambda model, **_: model\n\n\ndef parse_args"
+    ), FAIL, "rank"),
+    Hostile("pretends", changed(WRAPPED, UNWATCHED), FAIL, "under the recorder"),
+    Hostile("fake", FAKE, FAIL, "validation accuracy of 0.95"),
+    Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
+    Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
+    Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
+    Hostile("=1+1", "import os\nos._exit(0)\n", FAIL, ""),
+    Hostile("jos\udce9", "import os\nos._exit(0)\n", FAIL, ""),
+)  # fmt: skip
+
+
+def hand_in(folder, out):
+    """Write all submissions into ``folder``, as files, folders and archives; ``OUT`` in a script becomes ``out``."""
+    for number, one in enumerate(SCRIPTS):
+        script = one.script.replace("OUT", str(out)).encode("utf-8", "surrogateescape")
+        path = os.path.join(os.fsencode(folder), os.fsencode(one.name))
+        if number % 3 == 0:
+            os.mkdir(path)
+            _write(path + b"/train.py", script)
+        elif number % 3 == 1:
+            _write(path + b".py", script)
+        else:
+            _write(path + b".zip", _archive({"work/train.py": script}))
+    os.mkdir(folder / "anybody-elses")
+    (folder / "anybody-elses/secret.txt").write_text("nobody's business")
+    _write(os.fsencode(folder / "upwards.zip"), _archive({"../train.py": b"pass", "train.py": b"pass"}))
+    (folder / "link").mkdir()
+    (folder / "link/train.py").symlink_to("/etc/passwd")
+    (folder / "outside").symlink_to("/etc")
+    (folder / "large.py").write_text("x = 1\n" * 100_000)
+    (folder / "untouched.py").write_bytes((ROOT / "assessment/train.py").read_bytes())
+
+
+REFUSED = {
+    "anybody-elses": "no train.py",
+    "upwards": "leads out of it",
+    "link": "is a link",
+    "outside": "is a link",
+    "large": "more than 64 kB",
+    "untouched": "the starter as it was handed out",
+}
+
+
+def _write(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def _archive(files):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()

@@ -1,0 +1,115 @@
+"""The sandbox keeps strangers in: each kind that this machine allows is tried with real processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, need
+
+from assessment.conversation import LostError
+from assessment.fork_server import ForkServer
+from assessment.forked import ForkedRanks
+from assessment.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
+
+LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=4000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
+LOOKS = """
+import json, os, socket, sys
+def reaches():
+    try:
+        socket.create_connection(("192.0.2.1", 9), 2)
+    except OSError as error:
+        return error.errno
+def writes(path):
+    try:
+        open(path, "w").close()
+        return True
+    except OSError:
+        return False
+def reads(path):
+    try:
+        return len(open(path, "rb").read())
+    except OSError:
+        return 0
+print(json.dumps({
+    "top": sorted(os.listdir("/")), "network": reaches(), "processes": sum(map(str.isdigit, os.listdir("/proc"))),
+    "writes": [path for path in sys.argv[2:] if writes(path)], "reads": reads(sys.argv[1]), "uid": os.getuid(),
+    "resolves": socket.gethostbyname("localhost"), "secrets": [name for name in os.environ if "SECRET" in name],
+}))
+"""
+
+
+@pytest.fixture(params=[BUBBLEWRAP, UNSHARE])
+def sandbox(request):
+    """Return a sandbox of each kind, with a folder to write to."""
+    need(shutil.which({BUBBLEWRAP: "bwrap", UNSHARE: "unshare"}[request.param]), f"{request.param} is not installed")
+    work = Path(tempfile.mkdtemp(prefix="lockstep-sandbox-"))
+    work.chmod(0o777)
+    yield Sandbox(request.param, work, LIMITS)
+    shutil.rmtree(work)
+
+
+def test_a_process_sees_and_changes_little(sandbox, tmp_path, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (sandbox.work / "looks.py").write_text(LOOKS)
+    places = [outside / "x", ROOT / "utils/x", "/etc/x", "/x", "/usr/x", sandbox.work / "x", "/tmp/x"]
+    command = sandbox.wrap(["python3", sandbox.work / "looks.py", MASKED, *places])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["network"] and seen["processes"] <= 4 and seen["resolves"] == "127.0.0.1"
+    assert set(seen["writes"]) == {str(sandbox.work / "x"), "/tmp/x"} and not Path("/tmp/x").exists()
+    assert seen["secrets"] == [] and seen["reads"] < 100 and (sandbox.work / "x").exists()
+    assert os.getuid() or seen["uid"]  # never root
+    assert not {"home", "root", "mnt", "opt", "srv", "var"} & set(seen["top"]) - {
+        Path(p).parts[1] for p in (ROOT, os.__file__)
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import time\nwhile True: time.sleep(1)\n", "more than the 5 s"),
+        ("x = []\nwhile True: x.append(bytearray(10**8))\n", None),
+        ("while True: print('x' * 1000)\n", "printed more than 1 MB"),
+        ("for at in range(10**6): open(f'{at}', 'wb').write(bytes(10**7))\n", "wrote more than"),
+        ("open('x', 'wb').write(bytes(10**8))\n", None),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", "processes and threads"),
+    ],
+    ids=["waits", "memory", "prints", "disk", "one file", "fork bomb"],
+)
+@pytest.mark.timeout(120)
+def test_nobody_takes_more_than_the_limits(script, told):
+    """``told`` is what stops the run; None where the system refuses and the script fails by itself."""
+    kind = best_kind()
+    need(kind != NONE, "no sandbox works on this machine")
+    with tempfile.TemporaryDirectory(prefix="lockstep-sandbox-") as folder:
+        work = Path(folder)
+        work.chmod(0o777)
+        (work / "script.py").write_text(f"import os\nos.chdir({folder!r})\n{script}")
+        limits = replace(LIMITS, wall_s=5 if "sleep" in script else 25)
+        sandbox = Sandbox(kind, work, limits)
+        with ForkServer(sandbox.wrap, work) as server:
+            server.exits()  # it takes its time to start
+            began = time.monotonic()
+            with Watch(server, limits):
+                ranks = ForkedRanks(server, [work / "script.py"], 1)
+                if told is None:
+                    assert ranks.wait(60) and ranks.exits[0] != 0
+                else:
+                    with pytest.raises(LostError, match=told):
+                        ranks.wait(60)
+                ranks.kill()
+            assert time.monotonic() - began < 60
+
+
+def test_without_a_sandbox_the_grader_says_what_to_do():
+    assert lacks(BUBBLEWRAP) is None
+    assert "install bubblewrap" in lacks(NONE) and "--no-sandbox" in lacks(NONE)

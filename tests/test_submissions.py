@@ -1,0 +1,120 @@
+"""What was handed in is read without being trusted."""
+
+import io
+import os
+import tarfile
+import zipfile
+
+import pytest
+
+from assessment.submissions import find, read_roster
+from utils.errors import UserError
+
+GOOD = b"print('here')\n"
+
+
+def problems(folder, **options):
+    return {one.learner: one.problem for one in find(folder, 64, **options)}
+
+
+def test_folders_files_and_archives_are_found(tmp_path):
+    (tmp_path / "anna").mkdir()
+    (tmp_path / "anna/train.py").write_bytes(GOOD)
+    (tmp_path / "bob.py").write_bytes(GOOD)
+    with zipfile.ZipFile(tmp_path / "carla.zip", "w") as archive:
+        archive.writestr("work/train.py", GOOD)
+        archive.writestr("work/notes.txt", b"x" * 10)
+    with tarfile.open(tmp_path / "dora.tar.gz", "w:gz") as archive:
+        told = tarfile.TarInfo("train.py")
+        told.size = len(GOOD)
+        archive.addfile(told, io.BytesIO(GOOD))
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "notes.txt").write_text("no submission")
+    found = find(tmp_path, 64)
+    assert [one.learner for one in found] == ["anna", "bob", "carla", "dora"]
+    assert all(one.script == GOOD and one.problem is None for one in found)
+
+
+def tar_with(**facts):
+    def make(path):
+        with tarfile.open(path, "w") as archive:
+            told = tarfile.TarInfo("train.py")
+            for name, value in facts.items():
+                setattr(told, name, value)
+            archive.addfile(told)
+
+    return "x.tar", make
+
+
+def zip_with(*names, content=GOOD, method=zipfile.ZIP_STORED):
+    def make(path):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for name in names:
+                archive.writestr(name, content)
+
+    return "x.zip", make
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (("x.zip", lambda path: path.write_bytes(b"PK nonsense")), "cannot be read"),
+        (("x.tar", lambda path: path.write_bytes(b"nonsense")), "cannot be read"),
+        (("x.py", lambda path: path.symlink_to("/etc/passwd")), "link"),
+        (("x.py", lambda path: path.write_bytes(b"\xff\xfe")), "no Python program"),
+        (("x.py", lambda path: path.write_text("(" * 5000)), "no Python program"),
+        (("x.py", lambda path: path.write_text("-" * 60_000 + "1")), "no Python program"),
+        (("x", lambda path: path.mkdir()), "no train.py"),
+        (zip_with("a.py"), "holds no train.py"),
+        (zip_with("a/train.py", "b/train.py"), "holds 2 train.py"),
+        (zip_with("../train.py"), "leads out of it"),
+        (zip_with("train.py", "..\\..\\x"), "leads out of it"),
+        (zip_with("train.py", "/etc/x"), "leads out of it"),
+        (zip_with("train.py", content=bytes(10**8), method=zipfile.ZIP_DEFLATED), "more than 64 kB"),
+        (zip_with("train.py", *(f"{at}.txt" for at in range(2_001))), "more than 2000 files"),
+        (tar_with(type=tarfile.SYMTYPE, linkname="/etc/passwd"), "a link or no file"),
+        (tar_with(type=tarfile.LNKTYPE, linkname="../x"), "a link or no file"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_its_reason(tmp_path, made, told):
+    name, make = made
+    make(tmp_path / name)
+    (problem,) = problems(tmp_path).values()
+    assert told in problem
+
+
+def test_a_pipe_or_a_linked_folder_does_not_hang(tmp_path):
+    (tmp_path / "x").mkdir()
+    os.mkfifo(tmp_path / "x/train.py")
+    (tmp_path / "y").symlink_to("/etc")
+    found = problems(tmp_path)
+    assert "no file" in found["x"] and "link" in found["y"]
+
+
+def test_every_name_has_a_file_of_its_own(tmp_path):
+    names = [b"a b", b"a_b", b"a/../b".replace(b"/", b"_"), b"jos\xe9", b"jos\xe8", "ж".encode(), b"-x", b"=x"]
+    for name in names:
+        (tmp_path / os.fsdecode(name + b".py")).write_bytes(GOOD)
+    keys = [one.key for one in find(tmp_path, 64)]
+    assert len(set(keys)) == len(names) and all(key.isascii() and "/" not in key and key[0] != "." for key in keys)
+
+
+def test_who_is_on_the_roster_alone_has_a_row(tmp_path):
+    (tmp_path / "anna.py").write_bytes(GOOD)
+    roster = tmp_path / "roster.csv"
+    roster.write_text("\ufefflearner,id,email\nanna,1,a@x.org\nbob,2,b@x.org\n", encoding="utf-8")
+    found = {one.learner: one for one in find(tmp_path, 64, roster=roster)}
+    assert found["anna"].about["id"] == "1" and found["anna"].problem is None
+    assert found["bob"].problem == "nothing was handed in" and found["bob"].about["email"] == "b@x.org"
+
+
+def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        find(tmp_path / "nowhere", 64)
+    (tmp_path / "r.csv").write_text("name\nx\n")
+    with pytest.raises(UserError, match="no column learner"):
+        read_roster(tmp_path / "r.csv")
+    (tmp_path / "anna.py").write_bytes(GOOD)
+    (tmp_path / "anna").mkdir()
+    with pytest.raises(UserError, match="handed in twice"):
+        find(tmp_path, 64)
