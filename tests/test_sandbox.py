@@ -17,7 +17,7 @@ from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks
 from assessment.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
 
-LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=4000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
+LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """
 import json, os, socket, sys
 def reaches():
@@ -78,12 +78,17 @@ def test_a_process_sees_and_changes_little(sandbox, tmp_path, monkeypatch):
     [
         ("import time\nwhile True: time.sleep(1)\n", "more than the 5 s"),
         ("x = []\nwhile True: x.append(bytearray(10**8))\n", None),
-        ("while True: print('x' * 1000)\n", "printed more than 1 MB"),
+        (
+            "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (8 * 10**8)\ntime.sleep(60)\n",
+            "more than 3,000 MB",
+        ),
+        ("x = bytearray(10**11)\n", None),
+        ("import time\nwhile True: print('x' * 100_000, flush=True), time.sleep(0.01)\n", "printed more than 1 MB"),
         ("for at in range(10**6): open(f'{at}', 'wb').write(bytes(10**7))\n", "wrote more than"),
         ("open('x', 'wb').write(bytes(10**8))\n", None),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", "processes and threads"),
     ],
-    ids=["waits", "memory", "prints", "disk", "one file", "fork bomb"],
+    ids=["waits", "memory", "memory of all", "100 GB", "prints", "disk", "one file", "fork bomb"],
 )
 @pytest.mark.timeout(120)
 def test_nobody_takes_more_than_the_limits(script, told):
@@ -94,7 +99,7 @@ def test_nobody_takes_more_than_the_limits(script, told):
         work = Path(folder)
         work.chmod(0o777)
         (work / "script.py").write_text(f"import os\nos.chdir({folder!r})\n{script}")
-        limits = replace(LIMITS, wall_s=5 if "sleep" in script else 25)
+        limits = replace(LIMITS, wall_s=5 if "sleep(1)" in script else 25)
         sandbox = Sandbox(kind, work, limits)
         with ForkServer(sandbox.wrap, work) as server:
             server.exits()  # it takes its time to start
