@@ -42,10 +42,13 @@ def check(lab, script=None):
 
 
 class Report:
-    """A ``Result`` to be read: a list of steps, one root cause, hints as strong as they were asked for."""
+    """A ``Result`` to be read: a list of steps, one root cause, hints as strong as they were asked for.
 
-    def __init__(self, result: Result, strength=1):
-        self.result, self.strength = result, strength
+    ``grows`` says that hints are stronger the next time.
+    """
+
+    def __init__(self, result: Result, strength=1, grows=True):
+        self.result, self.strength, self.grows = result, strength, grows
 
     @property
     def is_done(self):
@@ -112,7 +115,7 @@ class Report:
             yield f"  The idea: {miss.item.idea}."
         if self.strength > 2:
             yield f"  The call: {miss.item.call}."
-        else:
+        elif self.grows:
             yield "  Checked again with the same miss, the next hint is stronger."
 
     def __repr__(self):

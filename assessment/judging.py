@@ -40,6 +40,8 @@ def saves_the_network(trial):
     if prefix:
         return broken(f"the names in model.pt begin with {prefix!r}: it is the wrapper that was saved, not the network")
     last = next((rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps), None)
+    if last is None:
+        return unseen("no rank trained")
     if not last:
         return HOLDS
     names = sorted(set(last) & set(state))  # weights that are windows into one flat tensor have names of no optimizer

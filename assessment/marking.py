@@ -96,7 +96,7 @@ def mark_behaviour(checks, result):
 
 def cause_of(result):
     """Return the first thing to look at, in words, where the checker found one."""
-    report = Report(result, STRENGTH)
+    report = Report(result, STRENGTH, grows=False)
     return "\n".join(report.hints(result.cause)) if result.cause else ""
 
 

@@ -18,6 +18,8 @@ def is_the_same_unwatched(trial):
         return broken("the run that was watched ends; the same run, not watched, does not")
     if trial.state != "finished" or watched is None or watched.state != "finished":
         return unseen("there are no two runs to compare")
+    if not any(rank.steps for rank in watched.evidence.ranks):
+        return unseen("no rank trained")
     one, other = saved_weights(watched), saved_weights(trial)
     if not isinstance(one, dict) or not isinstance(other, dict):
         return unseen("there are no saved weights to compare")

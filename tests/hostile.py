@@ -127,12 +127,12 @@ SCRIPTS = (
         "def parse_args", "DistributedDataParallel = lambda model, **_: model\n\n\ndef parse_args"
     ), FAIL, "rank"),
     Hostile("pretends", changed(WRAPPED, UNWATCHED), FAIL, "under the recorder"),
-    Hostile("fake", FAKE, FAIL, "validation accuracy of 0.95"),
+    Hostile("fake", FAKE, FAIL, "0 of 100 points"),
     Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
     Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
     Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
-    Hostile("=1+1", "import os\nos._exit(0)\n", FAIL, ""),
-    Hostile("jos\udce9", "import os\nos._exit(0)\n", FAIL, ""),
+    Hostile("=1+1", "x =\n", NOT_GRADABLE, "invalid syntax"),
+    Hostile("jos\udce9", "x =\n", NOT_GRADABLE, "invalid syntax"),
 )  # fmt: skip
 
 

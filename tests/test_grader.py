@@ -34,7 +34,7 @@ QUICK = {
     "source_kb": 64,
     "limits": {
         "wall_s": 120,
-        "cpu_s": 40,
+        "cpu_s": 25,
         "memory_mb": 6000,
         "disk_mb": 300,
         "file_mb": 100,
