@@ -44,8 +44,9 @@ bench: setup ## measure the parts of the course beside what they are compared wi
 soak: setup ## start and end 100 training runs and count the ends that are not clean
 	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
 
-mutants: setup ## put all wrong and all right submissions through the checker: one table, half an hour
+mutants: setup ## put all wrong and all right submissions through the checker: two tables, an hour and a half
 	@$(PY) tests/mutants.py
+	@$(PY) tests/mutants.py assignment
 
 grade: setup ## grade the submissions in a folder: make grade SUBMISSIONS=dir, results in grades/
 	@[ -n "$(SUBMISSIONS)" ] || { echo "name the folder with the submissions: make grade SUBMISSIONS=dir" >&2; exit 1; }

@@ -15,7 +15,7 @@ from pathlib import Path
 from assessment.checklist import DONE, UNBEGUN, UNSEEN, WRONG, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.labs import ROOT, starter_of
+from assessment.labs import starter_of
 from assessment.laws import meets, survives
 from utils import progress
 from utils.errors import UserError, one_line_errors
@@ -60,10 +60,8 @@ class Report:
         if result.is_untouched:
             first = next(item for item in result.lab.items if item.number)
             yield None, f"{result.script.name} is as it was made: nobody has written anything yet."
-            yield (
-                None,
-                f"Begin with TODO {first.number} ({first.title}); the notebook of this chapter says how to run it.",
-            )
+            begin = f"Begin with TODO {first.number} ({first.title}); the notebook of this chapter says how to run it."
+            yield None, result.lab.beginning or begin
             return
         for item in result.lab.items:
             state = result.states[item.number]
@@ -164,7 +162,7 @@ def main():
     parser.add_argument("--lab", help="the lab's number, where the file's name does not say it")
     args = parser.parse_args()
     lab = args.lab or args.script.stem.split("_")[0]
-    if args.script.absolute() == ROOT / "assessment/train.py":
+    if args.script.name == "train.py" and not args.lab:
         lab = "assessment"
     if not lab.isdigit() and lab != "assessment":
         raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")

@@ -44,6 +44,7 @@ class Lab:
     items: tuple
     optional: frozenset = frozenset(CALM)  # flags that a script need not know
     dataset: str = "digits"  # whose place the data of the trials takes
+    beginning: str = ""  # what is said of a starter that nobody has touched, where there is no TODO 1
     record_step: int | None = None  # the step before which every process writes a record of its own
 
 

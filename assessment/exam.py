@@ -39,14 +39,16 @@ def exams(name, data_dir, count, seed):
     if name.startswith("digits"):
         hidden = Images(*digits.draw(name, "reserve", count, seed), train.classes)
     else:
-        held = len(train) // 10
-        train, test, hidden = (
-            Images(train.images[:-held], train.labels[:-held], train.classes),
-            Images(train.images[-held:], train.labels[-held:], train.classes),
-            test,
-        )
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))  # folders lie class by class
+        held, kept = order.tensor_split([len(train) // 10])
+        train, test, hidden = part(train, kept), part(train, held), test
     exam = Exam(train, test, hidden)
     return exam, _renamed(exam, seed)
+
+
+def part(images, rows):
+    """Return those of ``images`` that stand in ``rows``."""
+    return Images(*images.__getitems__(rows), images.classes)
 
 
 def _renamed(exam, seed):
@@ -60,9 +62,14 @@ def _renamed(exam, seed):
     return Exam(**{split: replace(images, labels=names[images.labels]) for split, images in splits.items()})
 
 
+def given_name(task):
+    """Return the dataset's name for a script: a folder of images is nowhere in its sandbox, only what was prepared."""
+    return "cifar10" if task.dataset.startswith("folder:") else task.dataset
+
+
 def keep_exams(task, data_dir, root, seed):
     """Write both versions under ``root`` as ``true`` and ``renamed``, and return their folders."""
     folders = Path(root) / "true", Path(root) / "renamed"
     for exam, folder in zip(exams(task.dataset, data_dir, task.hidden_images, seed), folders, strict=True):
-        exam.keep(task.dataset, folder)
+        exam.keep(given_name(task), folder)
     return folders

@@ -19,6 +19,7 @@ from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.conversation import LostError, answering
+from assessment.exam import given_name
 from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks
 from assessment.marking import (
@@ -115,7 +116,7 @@ class Grader:
     def training(self, server, script, exam, flags, unknown, limit):
         """Run the script on the data of ``exam`` and return the ``Training``."""
         folder = trial_folder(server, server.work)
-        argv = [script, "--dataset", self.task.dataset, "--data-dir", exam / "data", "--run-dir", folder / "run"]
+        argv = [script, "--dataset", given_name(self.task), "--data-dir", exam / "data", "--run-dir", folder / "run"]
         for name, value in (flags | {"seed": 0}).items():
             argv += [] if name in unknown else [f"--{name.replace('_', '-')}", value]
         ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT)

@@ -53,8 +53,9 @@ def best_kind():
     """Return which kind of sandbox works on this machine: it is tried, not guessed."""
     for kind in (BUBBLEWRAP, UNSHARE):
         with suppress(OSError, subprocess.SubprocessError):
-            trial = Sandbox(kind, Path("/nonexistent"), Limits(), work_is_there=False)
-            done = subprocess.run(trial.wrap(["/bin/true"]), timeout=20, capture_output=True, cwd="/")
+            done = subprocess.run(
+                Sandbox(kind, None, Limits()).wrap(["/bin/true"]), timeout=20, capture_output=True, cwd="/"
+            )
             if done.returncode == 0:
                 return kind
     return NONE
@@ -65,10 +66,9 @@ class Sandbox:
     """One sandbox: ``work`` can be written to, what is in ``readable`` can be read, beside Python and the course."""
 
     kind: str
-    work: Path
+    work: Path | None
     limits: Limits
     readable: tuple = ()
-    work_is_there: bool = True
 
     def wrap(self, command):
         """Return ``command`` as one that runs in this sandbox."""
@@ -132,7 +132,7 @@ class Sandbox:
             else:
                 options += [*_parents(place, made), "--ro-bind", place, place]
         options += ["--ro-bind", "/dev/null", str(MASKED)]
-        if self.work_is_there:
+        if self.work:
             options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work), "--chdir", str(self.work)]
         options += ["--clearenv"]
         for name, value in self._environment().items():
@@ -142,7 +142,7 @@ class Sandbox:
     def _unshare(self, command):
         plan = {
             "readable": self._places(),
-            "work": str(self.work) if self.work_is_there else None,
+            "work": self.work and str(self.work),
             "masked": str(MASKED),
             "command": command,
             "environment": self._environment(),

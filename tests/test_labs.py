@@ -108,5 +108,8 @@ def test_reset_gives_the_starter_back_and_keeps_what_was_there(course):
     assert kept.read_text() == "mine\n" and kept.name.startswith("03_ddp-20") and is_untouched(lab.read_text())
     lab.unlink()
     assert reset("3", course) is None and is_untouched(lab.read_text())
+    (course / "assessment/train.py").write_text("mine\n")
+    assert reset("assessment", course).read_text() == "mine\n"
+    assert is_untouched((course / "assessment/train.py").read_text())
     with pytest.raises(UserError, match="there is no lab 99"):
         reset("99", course)

@@ -94,4 +94,5 @@ ITEMS = (
 )  # fmt: skip
 
 OPTIONAL = frozenset(CALM) | {"base_lr", "target_accuracy", "patience"}
-LAB = Lab("assessment", PLANS, ITEMS, optional=OPTIONAL, dataset=assignment().dataset)
+BEGINNING = "assessment/README.md says what the script must do; begin with the group of all processes."
+LAB = Lab("assessment", PLANS, ITEMS, optional=OPTIONAL, dataset=assignment().dataset, beginning=BEGINNING)
