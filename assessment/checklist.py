@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 from assessment.fork_server import ForkServer
 from assessment.labs import is_untouched
 from assessment.laws import averages, meets, survives
 from assessment.plans import Plan, Trials
+from assessment.salvage import remove
 from assessment.steps import untouched_steps
 from assessment.trial import CALM
 from assessment.trial_data import Stage, trial_data
@@ -106,9 +107,9 @@ def examine(script, lab, order, server=None, stage=None):
     with ExitStack() as stack:
         began, untouched = time.monotonic(), untouched_steps(lab.name, text)
         server = server or stack.enter_context(ForkServer())
-        named = {"prefix": "lockstep-check-", "dir": server.work, "ignore_cleanup_errors": True}
-        folder = Path(stack.enter_context(TemporaryDirectory(**named)))
-        server.open_to_ranks(folder)
+        folder = Path(mkdtemp(prefix="lockstep-check-", dir=server.work))
+        stack.callback(remove, folder)
+        server.show_to_ranks(folder)
         if stage is None:
             stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)

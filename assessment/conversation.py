@@ -11,6 +11,8 @@ from contextlib import suppress
 from utils import processes as system
 from utils.errors import UserError
 
+LONGEST = 10_000_000  # bytes of one answer
+
 
 class LostError(UserError):
     """The process at the other end has ended, or somebody has ended it; the text says why."""
@@ -66,15 +68,16 @@ class Conversation:
     def _answer(self, limit):
         line, deadline = b"", time.monotonic() + limit
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0, deadline - time.monotonic()))
+            left = max(0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._process.stdout], [], [], left)
             part = os.read(self._process.stdout.fileno(), 65536) if ready else b""
             line += part
-            if not part:
+            if not part or not left or len(line) > LONGEST:
                 self.close()
                 raise LostError(self._stopped or f"{self._name} has ended, or does not answer")
         try:
             return json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.close()
             raise LostError(f"{self._name} said what it never says") from None
 

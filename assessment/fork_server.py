@@ -10,25 +10,26 @@ The server may run in a sandbox: then it, the ranks and their store share a netw
 import ctypes
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from assessment.conversation import Conversation, LostError, answering
-from assessment.forked_rank import become_rank, host_store
+from assessment.forked_rank import PR_SET_DUMPABLE, become_rank, host_store
+from assessment.salvage import NotPlainError, salvage
 from utils import processes as system
 
 PR_SET_CHILD_SUBREAPER = 36
 ANSWER_S = 20
+MOST_BYTES = 1_000_000_000
 
 
 class ForkServer:
     """The client's side. The server starts at the first order, and again where it has ended.
 
     ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be
-    written to; without it, ``work`` is where the system has its temporary files. Orders raise ``LostError``
+    written to. Orders raise ``LostError``
     where the server has come to an end.
     """
 
@@ -36,8 +37,8 @@ class ForkServer:
         command = [sys.executable, "-u", "-m", "assessment.fork_server"]
         name = "the process that starts trials"
         self._talk = Conversation(wrap(command) if wrap else command, name=name)
-        self._is_wrapped = wrap is not None
-        self.work = Path(work or tempfile.gettempdir())
+        self._is_wrapped, self._own = wrap is not None, set()
+        self.work = work and Path(work)
 
     @property
     def pid(self):
@@ -48,6 +49,28 @@ class ForkServer:
         """Let ranks write into ``folder``, whoever they are in a sandbox."""
         if self._is_wrapped:
             Path(folder).chmod(0o777)
+
+    def show_to_ranks(self, folder):
+        """Let ranks find what is in ``folder``, whoever they are in a sandbox."""
+        if self._is_wrapped:
+            Path(folder).chmod(0o755)
+
+    def settle(self, folder):
+        """Once a run has ended, leave in ``folder`` only what can be read without harm.
+
+        Where strangers' scripts run in a sandbox, nothing of theirs may be alive by then. Raises ``LostError`` where
+        they left what cannot be read.
+        """
+        if not self._is_wrapped:
+            return
+        strangers = system.family(self.pid) - self._own if self.pid else set()
+        system.kill(strangers)
+        if self.pid and system.family(self.pid) - self._own:
+            self.close()
+        try:
+            salvage(self.work, folder, MOST_BYTES)
+        except NotPlainError as problem:
+            raise LostError(str(problem)) from None
 
     def start(self, argvs, envs, logs):
         """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
@@ -93,6 +116,9 @@ class ForkServer:
         self.close()
 
     def _ask(self, order, **facts):
+        if self.pid is None:
+            self._talk.ask({"order": "exits"}, ANSWER_S)
+            self._own = system.family(self.pid)  # nothing of a script's has run yet
         return self._talk.ask({"order": order} | facts, ANSWER_S)
 
 
@@ -104,6 +130,7 @@ class Serving:
         self.pid = os.getpid()
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # ranks are not to reach into the server
 
     def obey(self, facts, answers):
         """Return the answer to one order."""

@@ -19,12 +19,12 @@ GRACE_S, POLL_S = 3, 0.05
 class ForkedRanks:
     """``processes`` ranks of the script ``argv[0]`` with its arguments; ``env`` adds to their environment.
 
-    ``{rank}`` in an argument stands for the rank's number.
+    ``{rank}`` in an argument stands for the rank's number. What the ranks print goes to a folder in ``within``.
     """
 
-    def __init__(self, server, argv, processes, env=None):
+    def __init__(self, server, argv, processes, env=None, within=None):
         self._server, self._processes = server, processes
-        self.logs = RankLogs(processes, server.work)
+        self.logs = RankLogs(processes, within or server.work)
         server.open_to_ranks(self.logs.folder)
         self._ended = None  # the exit codes when the ranks were killed
         argvs = [[str(one).replace("{rank}", str(rank)) for one in argv] for rank in range(processes)]

@@ -14,6 +14,8 @@ from datetime import timedelta
 
 from utils.tether import PR_SET_PDEATHSIG, send_output_to
 
+PR_SET_DUMPABLE = 4
+
 
 def become_rank(argv, env, log, parent):
     """Run the script ``argv[0]`` as ``__main__`` in this process, which was forked off by ``parent``; never returns.
@@ -57,6 +59,7 @@ def belong_to(parent):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # a rank is a process like any other
     if os.getppid() != parent:
         os._exit(1)
 

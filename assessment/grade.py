@@ -9,11 +9,14 @@ stays as it is; a run that was interrupted goes on where it stopped. INSTRUCTORS
 import argparse
 import hashlib
 import json
+import os
 import queue
 import secrets
+import signal
 import sys
 import tempfile
 import threading
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,11 +32,13 @@ from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earne
 from assessment.sandbox import NONE, Limits, best_kind, lacks
 from assessment.submissions import find
 from assessment.trial_data import Stage, trial_data
+from utils.arguments import at_least
 from utils.devices import physical_cores
 from utils.errors import UserError, one_line_errors
 from utils.files import written_whole
 
-GRACE_S = 300  # beyond the limit of a submission, which the process that grades keeps itself
+GRACE_S = 300  # beyond the limits of a submission, which the process that grades keeps itself
+SPARE_S = 60  # for starting and saving
 RECIPE = 1  # a higher number makes everything be graded anew
 
 
@@ -44,7 +49,7 @@ def parse_args():
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="the folder with the submissions")
     add("--out", type=Path, default=Path("grades"), help="where grades go (default: %(default)s)")
-    add("-j", "--jobs", type=int, help="how many at once (default: as the cores allow)")
+    add("-j", "--jobs", type=at_least(1), help="how many at once (default: as the cores allow)")
     add("--roster", type=Path, help="CSV with the column learner, and name, id, email, login, section as you have them")
     add("--config", type=Path, default=CONFIG, help="the assignment (default: %(default)s)")
     add("--dataset", help="grade on this dataset, for which the assignment sets a target")
@@ -61,6 +66,8 @@ def parse_args():
 def main():
     """Grade the submissions that the command line names; the exit code is 1 where the grader itself failed."""
     args = parse_args()
+    os.umask(0o022)  # strangers' processes are nobody in particular, and must read what they are given
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as Ctrl-C does
     task = assignment(args.dataset, args.config)
     kind = NONE if args.no_sandbox else best_kind()
     if lacks(kind) and not args.no_sandbox:
@@ -88,8 +95,10 @@ class ClassGrader:
 
     def __init__(self, args, task, kind):
         self.args, self.task, self.kind = args, task, kind
-        wall_s = task.limits["wall_s"] + 2 * 60 * task.minutes  # two runs train, after those that are watched
-        self.limits = Limits(**task.limits | {"wall_s": wall_s})
+        # Each sandbox has as long as the trials, or one training run: in it every core may compute all the time.
+        wall_s = max(task.limits["wall_s"], 60 * task.minutes + SPARE_S)
+        cpu_s = max(task.limits["cpu_s"], 2 * 60 * task.minutes)
+        self.limits = Limits(**task.limits | {"wall_s": wall_s, "cpu_s": cpu_s})
         self.lab = checklist("assessment")
         self.kept = args.out / ".kept"
         self.kept.mkdir(exist_ok=True)
@@ -121,11 +130,12 @@ class ClassGrader:
         jobs = self.args.jobs or max(1, physical_cores() // self.task.processes)
         with tempfile.TemporaryDirectory(prefix="lockstep-grade-", ignore_cleanup_errors=True) as room:
             room = Path(room)
-            room.chmod(0o755)
             Stage(trial_data(self.lab.dataset), room / "stage").keep()
             keep_exams(self.task, self.args.data_dir, room, self._secret())
+            config = json.loads(self.args.config.read_text(encoding="utf-8")) | {"dataset": self.task.dataset}
+            (room / "config.json").write_text(json.dumps(config), encoding="utf-8")
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
-            asked |= {"dataset": self.task.dataset, "config": str(self.args.config.absolute())}
+            asked |= {"dataset": self.task.dataset, "config": str(room / "config.json")}
             command = [sys.executable, "-m", "assessment.grading", json.dumps(asked)]
             talks = [Conversation(command, name="the process that grades") for _ in range(min(jobs, waiting.qsize()))]
             finished = queue.SimpleQueue()
@@ -175,7 +185,11 @@ def work(talk, asked, waiting, finished):
     """Grade what is ``waiting`` with the process at the end of ``talk``, until nothing is; then say ``None``."""
     try:
         while True:
-            finished.put(ask(talk, asked, waiting.get_nowait()))
+            one = waiting.get_nowait()
+            try:
+                finished.put(ask(talk, asked, one))
+            except Exception:  # a disk that is full, or whatever else: the next may fare better
+                finished.put(faulty(one.learner, one.key, traceback.format_exc()))
     except queue.Empty:
         pass
     finally:
@@ -200,7 +214,7 @@ def ask(talk, asked, one):
         script.write_bytes(one.script)
         order = {"learner": one.learner, "key": one.key, "script": str(script)}
         try:
-            return Grade.read(talk.ask(order, asked["limits"]["wall_s"] + GRACE_S))
+            return Grade.read(talk.ask(order, 3 * asked["limits"]["wall_s"] + GRACE_S))
         except LostError as lost:
             return faulty(one.learner, one.key, str(lost))
 

@@ -5,16 +5,18 @@ submission runs in a sandbox that is made for it; its weights are scored by anot
 """
 
 import json
+import os
+import resource
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assessment import assignment
+from assessment import CONFIG, assignment
 from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
@@ -33,14 +35,14 @@ from assessment.marking import (
     mark_taught,
     nothing_earned,
 )
-from assessment.sandbox import MEGABYTE, NONE, Limits, Sandbox, Watch
+from assessment.salvage import remove
+from assessment.sandbox import MEGABYTE, Limits, Sandbox, Watch
 from assessment.trial import CALM_ENVIRONMENT, trial_folder
 from assessment.trial_data import Stage, trial_data
-from utils.files import keep_plain_files
 from utils.runs import read_metrics
 
 SCORING = Path(__file__).with_name("scoring.py")
-SCORE_S, IDLE_S, METRICS_BYTES = 120, 30, 1_000_000
+SCORE_S, IDLE_S, METRICS_BYTES, MOST_BYTES = 120, 30, 1_000_000, 8_000_000_000
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Grader:
         self.stage = Stage(trial_data(self.lab.dataset), self.room / "stage")
         self.true, self.renamed = self.room / "true", self.room / "renamed"
         self.scorer = self._server((self.true, self.renamed))
+        self.weights = self.scorer.work / "weights.pt"
 
     def grade(self, learner, key, script):
         """Return the ``Grade`` of a script. What goes wrong in the grader itself is told in ``fault``."""
@@ -80,22 +83,17 @@ class Grader:
         return grade
 
     def _grade(self, grade, script):
-        readable = (script.parent, self.stage.root, self.true / "data", self.renamed / "data")
-        server = self._server(readable)
         try:
-            with Watch(server, self.limits):
+            with self._watched(script, self.stage.root) as server:
                 result = examine(script, self.lab, ORDER, server, self.stage)
-                mark_behaviour(grade.checks, result)
-                grade.cause, grade.remarks = cause_of(result), list(result.advice)
-                if "finished" in result.ends.values():
-                    self._train(grade, server, script, result)
-                elif not grade.cause:
-                    grade.cause = "no run of the script came to its end"
+            mark_behaviour(grade.checks, result)
+            grade.cause, grade.remarks = cause_of(result), list(result.advice)
+            if "finished" in result.ends.values():
+                self._train(grade, script, result.unknown)
+            elif not grade.cause:
+                grade.cause = "no run of the script came to its end"
         except LostError as lost:
             grade.cause = f"the run was ended: {lost}"
-        finally:
-            server.close()
-            shutil.rmtree(server.work, ignore_errors=True)
         for check in grade.checks:
             check.told = check.told or "not seen"
         if all(check.is_passed for check in grade.checks):
@@ -103,15 +101,41 @@ class Grader:
         elif not grade.cause:
             grade.cause = next(f"{one.name}: {one.told}" for one in grade.checks if not one.is_passed)
 
-    def _train(self, grade, server, script, result):
+    @contextmanager
+    def _watched(self, script, *readable):
+        """Yield a server in a sandbox of its own, under watch; nothing of it stays."""
+        server = self._server((script.parent, *readable))
+        try:
+            try:
+                server.exits()
+            except LostError as lost:  # nothing of the script has run: this is no fault of its own
+                raise RuntimeError(f"the sandbox does not start: {lost}") from lost
+            with Watch(server, self.limits):
+                yield server
+        finally:
+            server.close()
+            remove(server.work)
+
+    def _train(self, grade, script, unknown):
         """Let the script train as the assignment asks, and then on renamed classes; mark both runs."""
-        task, taught = self.task, {"epochs": self.task.taught_epochs, "batch_size": self.task.taught_batch_size}
+        task = self.task
         asked = {"epochs": task.epochs, "batch_size": task.batch_size, "target_accuracy": task.distinction}
-        run = self.training(server, script, self.true, asked, result.unknown, 60 * task.minutes)
+        run = self._train_once(script, self.true, asked, unknown)
         grade.curve, grade.accuracy = run.curve, None if run.problem else run.hidden
         grade.is_distinguished = mark_accuracy(grade.checks[-1], run, task)
-        run = self.training(server, script, self.renamed, taught, result.unknown, 60 * task.minutes)
+        asked = {"epochs": task.taught_epochs, "batch_size": task.taught_batch_size}
+        run = self._train_once(script, self.renamed, asked, unknown)
         mark_taught(grade.checks[-2], run, task)
+
+    def _train_once(self, script, exam, asked, unknown):
+        """Train in a sandbox that holds this exam's data alone, and nothing of any other run."""
+        with self._watched(script, exam / "data") as server:
+            run = self.training(server, script, exam, asked, unknown, 60 * self.task.minutes)
+        if len(run.curve) > asked["epochs"]:
+            run.problem = f"the run reports {len(run.curve)} epochs where {asked['epochs']} were asked for"
+        elif not run.problem:
+            self._score(run, exam)
+        return run
 
     def training(self, server, script, exam, flags, unknown, limit):
         """Run the script on the data of ``exam`` and return the ``Training``."""
@@ -119,38 +143,35 @@ class Grader:
         argv = [script, "--dataset", given_name(self.task), "--data-dir", exam / "data", "--run-dir", folder / "run"]
         for name, value in (flags | {"seed": 0}).items():
             argv += [] if name in unknown else [f"--{name.replace('_', '-')}", value]
-        ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT)
+        ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT, folder)
         try:
             is_over = ranks.wait(limit, Idle(server))
         finally:
             ranks.kill()
-        keep_plain_files(folder)
+        server.settle(folder)
         run = Training(curve=_curve(folder / "run"))
         if not is_over:
             run.cut = f"; the run was ended after {limit / 60:.3g} min, or because nothing went on"
+        weights = folder / "run/model.pt"
         if any(ranks.exits.values()):
             run.problem = "the run failed: " + ranks.failure()[-1500:]
+        elif not weights.is_file():
+            run.problem = "the run left no model.pt" + run.cut
+        elif weights.stat().st_size > self.limits.file_mb * MEGABYTE:
+            run.problem = "model.pt is too large"
         else:
-            self._score(run, folder / "run/model.pt", exam)
+            shutil.copy(weights, self.weights)
         return run
 
-    def _score(self, run, weights, exam):
+    def _score(self, run, exam):
         """Have the saved weights scored by a process that has never run the script."""
-        if not weights.is_file():
-            run.problem = "the run left no model.pt" + run.cut
-            return
-        if weights.stat().st_size > self.limits.file_mb * MEGABYTE:
-            run.problem = "model.pt is too large"
-            return
-        copy = Path(shutil.copy(weights, self.scorer.work / "weights.pt"))
+        copy = self.weights
         copy.chmod(0o644)
         try:
             argv = [SCORING, copy, self.task.model, exam / "test.pt", exam / "hidden.pt"]
             scoring = ForkedRanks(self.scorer, argv, 1)
             is_over = scoring.wait(SCORE_S)
             scoring.kill()
-        except LostError:
-            is_over = False
         finally:
             copy.unlink()
         if is_over and scoring.exits == {0: 0}:
@@ -161,9 +182,9 @@ class Grader:
 
     def _server(self, readable):
         work = Path(tempfile.mkdtemp(prefix="work-", dir=self.room))
-        work.chmod(0o777)
-        sandbox = Sandbox(self.kind, work, self.limits, readable)
-        return ForkServer(sandbox.wrap if self.kind != NONE else None, work)
+        work.chmod(0o755)
+        replaced = ((self.room / "config.json", CONFIG),)  # what the script is told is what it is graded by
+        return ForkServer(Sandbox(self.kind, work, self.limits, readable, replaced).wrap, work)
 
     def close(self):
         self.scorer.close()
@@ -177,7 +198,7 @@ class Idle:
 
     def __call__(self):
         computed = self.server.cpu_s()
-        if computed > self.computed + 0.1:
+        if abs(computed - self.computed) > 0.1:  # less, where a process that had computed has ended
             self.computed, self.since = computed, time.monotonic()
         return time.monotonic() - self.since > IDLE_S
 
@@ -185,7 +206,7 @@ class Idle:
 def _curve(run_dir):
     """Return the reported accuracies, none where the record is not one."""
     path = run_dir / "metrics.csv"
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(Exception):  # it is a stranger's file
         if path.stat().st_size < METRICS_BYTES:
             found = [float(row["val_accuracy"]) for row in read_metrics(run_dir)]
             return [one for one in found if 0 <= one <= 1]
@@ -195,6 +216,9 @@ def _curve(run_dir):
 def main():
     """Grade what standard input asks for, with what the first argument says (JSON)."""
     asked = json.loads(sys.argv[1])
+    os.umask(0o022)  # strangers' processes are nobody in particular, and must read what they are given
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, most))  # what a stranger left may be made to be large
     task = assignment(asked["dataset"], asked["config"])
     grader = Grader(asked["room"], task, asked["kind"], Limits(**asked["limits"]))
     answering(lambda order, _answers: grader.grade(**order).kept())

@@ -1,6 +1,7 @@
 """The laws of validation: the saved weights are the network's, and the reported number is theirs."""
 
 import re
+import zipfile
 
 import torch
 
@@ -12,6 +13,7 @@ from assessment.watch_training import UNNAMED
 from utils import models
 
 PREFIXES = ("module.", "_orig_mod.")
+LARGEST, MOST_TEXT = 200_000_000, 100_000  # numbers in a tensor, bytes of a text that is searched
 EXACT = 2e-5  # a mean of means of two shares that differ by one image is further off
 
 
@@ -20,11 +22,15 @@ def saved_weights(trial):
     path = trial.run_dir / "model.pt"
     if not path.exists():
         return unseen("the run did not finish") if trial.state != "finished" else broken("the run left no model.pt")
+    if zipfile.is_zipfile(path) and any(one.compress_type for one in zipfile.ZipFile(path).infolist()):
+        return broken("model.pt is compressed; torch.save does not do that")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:
         reason = str(problem).splitlines()[0][:120]
         return broken(f"model.pt cannot be loaded with weights_only=True: {reason}")
+    if isinstance(state, dict) and any(torch.is_tensor(one) and one.numel() > LARGEST for one in state.values()):
+        return broken(f"model.pt holds a tensor of more than {LARGEST:,} numbers")
     if not isinstance(state, dict) or not all(torch.is_tensor(one) for one in state.values()):
         held = list(state)[:3] if isinstance(state, dict) else type(state).__name__
         return broken(f"model.pt holds {held}, not the state_dict of a network")
@@ -119,11 +125,13 @@ def reported_accuracy(trial, truth):
     if rows and "val_accuracy" in rows[-1]:
         return number(rows[-1]["val_accuracy"])
     texts = [
-        path.read_text(errors="replace")
+        path.read_text(errors="replace")[-MOST_TEXT:]
         for path in trial.run_dir.glob("*")
         if path.suffix in (".csv", ".json", ".jsonl", ".txt", ".log")
     ]
-    found = [float(one) for text in (*texts, trial.logs[0]) for one in re.findall(r"\d+\.\d+", text)]
+    found = [
+        float(one) for text in (*texts, trial.logs[0][-MOST_TEXT:]) for one in re.findall(r"\d{1,3}\.\d{1,17}", text)
+    ]
     candidates = [one for value in found for one in (value, value / 100) if 0 <= one <= 1]
     near = min(candidates, key=lambda one: abs(one - truth), default=None)
     if near is None:

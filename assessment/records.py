@@ -9,16 +9,20 @@ from assessment.laws import ends_without_stopping, parting, per_rank, waits_for_
 from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
+MOST_BYTES = 1_000_000  # of a record that is read
 CLOSE = 1e-6  # less than one image in any test set
 
 
 def metrics(trial):
     """Return the rows of ``metrics.csv`` as dictionaries of text, [] where there is none."""
     path = trial.run_dir / "metrics.csv"
-    if not path.exists():
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            return list(csv.DictReader(file))
+    except csv.Error:
+        return []
 
 
 def without(trial, name):

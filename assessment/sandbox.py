@@ -31,14 +31,17 @@ SYSTEM += ("/etc/localtime", "/etc/alternatives", "/sys/devices/system/cpu")
 # Originals of the embedded datasets: what is prepared is all that a script may see of them.
 MASKED = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
 POLL_S, MOST_FILES = 0.25, 20_000
-_numbers = itertools.count(os.getpid())
+_users = itertools.count(
+    (os.getpid() % 4_000_000) * 1000 + 100_000_000
+)  # nobody's numbers, and of each sandbox its own
+SPARE_MB = 500  # what the machine keeps of its memory and its disk
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a submission may take; each process on its own, or all of its processes together."""
 
-    wall_s: float = 900  # for all that is tried with one submission
+    wall_s: float = 600  # of the trials, and of each training run
     cpu_s: int = 1200  # of one process
     memory_mb: int = 6000  # of one process, and of all together
     processes: int = 500  # with their threads
@@ -63,12 +66,16 @@ def best_kind():
 
 @dataclass(frozen=True)
 class Sandbox:
-    """One sandbox: ``work`` can be written to, what is in ``readable`` can be read, beside Python and the course."""
+    """One sandbox: ``work`` can be written to, what is in ``readable`` can be read, beside Python and the course.
+
+    ``replaced`` holds pairs: a file, and the place where it is shown instead of the one that is there.
+    """
 
     kind: str
     work: Path | None
     limits: Limits
     readable: tuple = ()
+    replaced: tuple = ()
 
     def wrap(self, command):
         """Return ``command`` as one that runs in this sandbox."""
@@ -86,13 +93,15 @@ class Sandbox:
         if self.kind != NONE:
             numbers["nproc"] = limits.processes
         prlimit = ["prlimit", *(f"--{name}={value}" for name, value in numbers.items())]
+        if not shutil.which("prlimit"):  # only without a sandbox
+            return command
         if self.kind == NONE:
             return [*prlimit, *command]
         if self.kind == BUBBLEWRAP and os.getuid() != 0:
             return [*prlimit, *command]  # bubblewrap has taken all privileges away
         privileges = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         if os.getuid() == 0:  # root is exempt from the limit of processes
-            number = str(60_000 + next(_numbers) % 5_000)
+            number = str(next(_users))
             privileges += ["--reuid", number, "--regid", number, "--clear-groups"]
         return [*prlimit, *privileges, *command]
 
@@ -133,8 +142,10 @@ class Sandbox:
                 options += [*_parents(place, made), "--ro-bind", place, place]
         options += ["--ro-bind", "/dev/null", str(MASKED)]
         if self.work:
-            options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work), "--chdir", str(self.work)]
-        options += ["--clearenv"]
+            options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work)]
+        for source, place in self.replaced:
+            options += ["--ro-bind", str(source), str(place)]
+        options += ["--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"]
         for name, value in self._environment().items():
             options += ["--setenv", name, value]
         return [shutil.which("bwrap") or "bwrap", *options, *command]
@@ -143,7 +154,7 @@ class Sandbox:
         plan = {
             "readable": self._places(),
             "work": self.work and str(self.work),
-            "masked": str(MASKED),
+            "replaced": [[str(one) for one in pair] for pair in (("/dev/null", MASKED), *self.replaced)],
             "command": command,
             "environment": self._environment(),
         }
@@ -186,7 +197,10 @@ class Watch:
 
     def _look(self):
         while not self._over.wait(POLL_S):
-            reason = self._excess()
+            try:
+                reason = self._excess()
+            except Exception as problem:  # whoever blinds the watch is stopped
+                reason = f"its processes and files could not be watched ({type(problem).__name__}: {problem})"
             if reason:
                 self.server.stop(reason)
                 return
@@ -203,7 +217,10 @@ class Watch:
         # Pages that forked processes share are counted once; reading that takes longer, so only in doubt.
         if _sum(members, lambda one: one.memory_info().rss) > most and _sum(members, _own_memory) > most:
             return f"its processes took more than {limits.memory_mb:,} MB of memory"
-        files, taken, printed = _taken(self.server.work)
+        work = self.server.work
+        if min(psutil.virtual_memory().available, shutil.disk_usage(work).free) < SPARE_MB * MEGABYTE:
+            return f"it left this machine less than {SPARE_MB} MB of memory or disk"
+        files, taken, printed = _taken(work)
         if printed > limits.output_mb * MEGABYTE:
             return f"it printed more than {limits.output_mb} MB"
         if taken > limits.disk_mb * MEGABYTE or files > MOST_FILES:
@@ -221,18 +238,27 @@ def _sum(members, number):
 
 
 def _own_memory(process):
-    return process.memory_full_info().pss
+    try:
+        return process.memory_full_info().pss
+    except psutil.AccessDenied:
+        return process.memory_info().rss
 
 
 def _taken(folder):
-    """Return how many files there are below ``folder``, their bytes, and those of what was printed."""
+    """Return how many files and folders there are below ``folder``, their bytes, and those of what was printed.
+
+    Counting ends where there are too many.
+    """
     files = taken = printed = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                found = os.lstat(os.path.join(path, name))
+    folders = [folder]
+    while folders and files <= MOST_FILES:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
                 files, taken = files + 1, taken + found.st_blocks * 512
-                printed += found.st_size if name.endswith(".log") else 0
+                printed += found.st_size if entry.name.endswith(".log") else 0
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
     return files, taken, printed
 
 

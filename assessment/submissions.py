@@ -5,6 +5,7 @@ A submission is ``<learner>/train.py``, ``<learner>.py``, or an archive ``<learn
 """
 
 import csv
+import gzip
 import hashlib
 import io
 import os
@@ -20,7 +21,7 @@ from utils.errors import UserError
 
 SCRIPT = "train.py"
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-MOST_ENTRIES = 2_000
+MOST_ENTRIES, MOST_PACKED, MOST_UNPACKED = 2_000, 5_000_000, 50_000_000  # of an archive
 
 
 class NotGradableError(Exception):
@@ -103,7 +104,7 @@ def _read(entry, most_kb):
         _refuse_no_program(script)
     except NotGradableError as problem:
         return b"", str(problem)
-    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # a damaged archive has many ways to say so
         return b"", f"it cannot be read ({type(error).__name__}: {error})"
     return script, None
 
@@ -114,9 +115,10 @@ def _bytes(entry, most):
     if entry.is_dir():
         return _plain_file(os.path.join(entry.path, SCRIPT.encode()), most)
     name = entry.name.lower()
-    if name.endswith(b".zip"):
-        return _from_zip(entry.path, most)
-    return _plain_file(entry.path, most) if name.endswith(b".py") else _from_tar(entry.path, most)
+    if name.endswith(b".py"):
+        return _plain_file(entry.path, most)
+    packed = io.BytesIO(_plain_file(entry.path, MOST_PACKED))
+    return _from_zip(packed, most) if name.endswith(b".zip") else _from_tar(packed, most, name.endswith(b"gz"))
 
 
 def _plain_file(path, most):
@@ -137,12 +139,12 @@ def _plain_file(path, most):
 def _limited(file, most):
     content = file.read(most + 1)
     if len(content) > most:
-        raise NotGradableError(f"{SCRIPT} has more than {most // 1000} kB: a script, not trained weights, is handed in")
+        raise NotGradableError(f"it has more than {most // 1000} kB: a script, not trained weights, is handed in")
     return content
 
 
-def _from_zip(path, most):
-    with zipfile.ZipFile(os.fsdecode(path)) as archive:
+def _from_zip(packed, most):
+    with zipfile.ZipFile(packed) as archive:
         entries = archive.infolist()
         chosen = _chosen([entry.filename for entry in entries])
         entry = entries[chosen]
@@ -152,8 +154,10 @@ def _from_zip(path, most):
             return _limited(file, most)
 
 
-def _from_tar(path, most):
-    with tarfile.open(os.fsdecode(path)) as archive:
+def _from_tar(packed, most, is_compressed):
+    if is_compressed:
+        packed = io.BytesIO(_limited(gzip.GzipFile(fileobj=packed), MOST_UNPACKED))
+    with tarfile.open(fileobj=packed, mode="r:") as archive:
         entries = []
         for entry in archive:
             entries.append(entry)

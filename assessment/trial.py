@@ -11,16 +11,16 @@ import re
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from assessment.evidence import Evidence, Rank
 from assessment.forked import ForkedRanks
 from assessment.labs import ROOT
-from utils.files import keep_plain_files
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
-EVIDENCE_BYTES = 200_000_000
+EVIDENCE_BYTES = 60_000_000
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
 # What makes trials alike on any machine: no bars, and three ranks on the CPU.
@@ -77,13 +77,15 @@ def attempt(
     for name, value in (settings | flags).items():
         argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
     env = CALM_ENVIRONMENT | (_beside(evidence, [data_dir, run_dir], delays) if is_watched else {})
-    ranks = ForkedRanks(server, argv, processes, env)
+    ranks = ForkedRanks(server, argv, processes, env, evidence)
     try:
         is_over = ranks.wait(LIMIT_S, Stillness(server, evidence))
-        stacks = [] if is_over else _stacks(server, evidence, processes)
+        if not is_over:
+            _ask_for_stacks(server, evidence)
     finally:
         ranks.kill()
-    keep_plain_files(evidence)  # what a stranger's script has left there is read from here on
+    server.settle(evidence)
+    stacks = [] if is_over else _stacks(evidence, processes)
     return Trial(
         Path(script),
         _evidence(evidence, processes, data, settings),
@@ -113,7 +115,7 @@ def _evidence(folder, processes, data, settings):
     try:
         if sum(path.stat().st_size for path in folder.glob("*.jsonl")) < EVIDENCE_BYTES:
             return Evidence.read(folder, processes, data, settings)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except Exception:  # whatever it is, a script that was left alone does not make it
         pass
     return Evidence([Rank(rank, []) for rank in range(processes)], data, settings)
 
@@ -137,25 +139,30 @@ class Stillness:
         self.computed, self.since = 0.0, time.monotonic()
 
     def __call__(self):
-        latest = max((path.stat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
+        latest = max((path.lstat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
         if time.time() - latest < SILENT_S:
             return False
         computed = self.server.cpu_s()
-        if computed > self.computed + 0.1:
+        if abs(computed - self.computed) > 0.1:  # less, where a process that had computed has ended
             self.computed, self.since = computed, time.monotonic()
         return time.monotonic() - self.since > IDLE_S
 
 
-def _stacks(server, evidence, processes):
-    """Return where each rank stands: the stack that it writes when asked by signal."""
-    server.signal([int(path.stem) for path in evidence.glob("*.jsonl") if path.stem.isdigit()], signal.SIGUSR1)
+def _ask_for_stacks(server, evidence):
+    """Have each rank write where it stands."""
+    server.signal([int(path.stem) for path in evidence.glob("*.jsonl") if path.stem.isdecimal()], signal.SIGUSR1)
     time.sleep(0.5)
+
+
+def _stacks(evidence, processes):
+    """Return where each rank stood when it was asked."""
     found = [""] * processes
     for path in evidence.glob("*.stack"):
-        first = path.with_suffix(".jsonl").read_text(encoding="utf-8").partition("\n")[0]
-        rank = int(json.loads(first)["rank"])
-        if path.stat().st_size and rank < processes:
-            found[rank] = path.read_text(encoding="utf-8")
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            first = path.with_suffix(".jsonl").read_text(encoding="utf-8").partition("\n")[0]
+            rank = int(json.loads(first)["rank"])
+            if path.stat().st_size and 0 <= rank < processes:
+                found[rank] = path.read_text(encoding="utf-8", errors="replace")
     return found
 
 

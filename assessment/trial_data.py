@@ -69,7 +69,7 @@ class Stage:
 
 def trial_data(name="digits", seed=20):
     """Draw the dataset for ``name``: each class is a smooth pattern, each image that pattern dimmed and noised."""
-    channels, size = SHAPES[name]
+    channels, size = SHAPES.get(name, SHAPES["digits-rgb"])
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(CLASSES, channels, 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=(size, size), mode="bicubic", align_corners=False).clamp_(0, 1)

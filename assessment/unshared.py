@@ -56,13 +56,14 @@ def main():
         put(f"/dev/{device}", root, read_only=False)
     for place in plan["readable"]:
         put(place, root)
-    if os.path.exists(root + plan["masked"]):
-        mount("--bind", "/dev/null", root + plan["masked"])
+    for source, place in plan["replaced"]:
+        if os.path.exists(root + place):
+            mount("--bind", source, root + place)
     if plan["work"]:
         put(plan["work"], root, read_only=False)
     mount("-o", "remount,bind,ro", root)
     os.chroot(root)
-    os.chdir(plan["work"] or "/")
+    os.chdir("/tmp")
     os.execvpe(plan["command"][0], plan["command"], plan["environment"])
 
 

@@ -65,6 +65,31 @@ for top in (".", "/tmp", "..", os.path.dirname(__file__), "OUT", "OUT/learners/f
         pass
 """
 
+LOGS = """
+import os, sys
+log = os.readlink("/proc/self/fd/1")
+os.unlink(log)
+if os.environ["RANK"] == "0":
+    os.symlink("OUT/.kept/.seed", log)
+else:
+    os.mkfifo(log)
+sys.exit(1)
+"""
+
+DEEP = """
+import os
+os.chdir(os.path.dirname(os.readlink("/proc/self/fd/1")))
+for _ in range(3000):
+    os.mkdir("x")
+    os.chdir("x")
+"""
+
+STOPS = """
+import os, signal, time
+os.kill(os.getppid(), signal.SIGSTOP)
+time.sleep(3600)
+"""
+
 FAKE = """
 import os, torch
 from assessment import finish, report
@@ -118,7 +143,7 @@ SCRIPTS = (
         "fills",
         "for at in range(10**6):\n    open(f'{at}.bin', 'wb').write(bytes(50_000_000))\n",
         FAIL,
-        "wrote more than",
+        "No space left",
     ),
     Hostile("daemon", DAEMON, FAIL, "none of them asked"),
     Hostile("spy", SPY, FAIL, "found []"),
@@ -131,6 +156,10 @@ SCRIPTS = (
     Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
     Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
     Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
+    Hostile("stops", STOPS, FAIL, "does not answer"),
+    Hostile("logs", LOGS, FAIL, "failed first"),
+    Hostile("deep", DEEP, FAIL, "folders 12 deep"),
+    Hostile("signal", "import os\nos.kill(os.getpid(), 40)\n", FAIL, "real-time"),
     Hostile("=1+1", "x =\n", NOT_GRADABLE, "invalid syntax"),
     Hostile("jos\udce9", "x =\n", NOT_GRADABLE, "invalid syntax"),
 )  # fmt: skip

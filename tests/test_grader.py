@@ -139,6 +139,9 @@ def test_nothing_else_is_touched(graded):
         one for one in psutil.process_iter(["cmdline"]) if "left-behind-by-a-submission" in (one.info["cmdline"] or [])
     ]
     assert not list(Path("/tmp").glob("lockstep-grade-*"))
+    seed = (out / ".kept/.seed").read_text()
+    told = [path.read_text() for path in out.rglob("*") if path.suffix in (".md", ".html", ".json", ".csv", ".xml")]
+    assert not [text for text in told if seed in text]
 
 
 @pytest.mark.timeout(900)

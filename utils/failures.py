@@ -52,7 +52,7 @@ def explain_failure(logs, exits):
 def _how(code):
     if code >= 0:
         return f" (exit code {code})"
-    name = signal.Signals(-code).name
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "one of the real-time signals"
     hint = "; the system does this when memory runs out" if name == "SIGKILL" else ""
     return f", ended by signal {-code} ({name}{hint})"
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,12 +55,3 @@ def remove_parts(folder, stem):
     for leftover in Path(folder).glob(f".{stem}.*.part"):
         with suppress(OSError):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-
-def keep_plain_files(folder):
-    """Remove from ``folder`` what is neither a plain file nor a folder: a link leads elsewhere, a pipe never ends."""
-    for path, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            mode = os.lstat(os.path.join(path, name)).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                os.unlink(os.path.join(path, name))

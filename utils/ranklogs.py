@@ -8,22 +8,20 @@ RANK_MARK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch puts it before
 
 # What gloo's threads make the C++ runtime say when an interpreter shuts down; it hides the last real line.
 ABORT = "terminate called without an active exception"
+MOST_BYTES = 20_000_000
 
 
 class RankLogs:
     """The output of ``processes`` ranks, in a temporary folder that lives as long as this object.
 
-    The folder lies in ``within``, by default where the system has its temporary files.
+    With a folder ``within`` it is made there, and stays as long as that does.
     """
 
     def __init__(self, processes, within=None):
         self.processes = processes
-        self._folder = tempfile.TemporaryDirectory(prefix="lockstep-", dir=within, ignore_cleanup_errors=True)
+        self._temporary = None if within else tempfile.TemporaryDirectory(prefix="lockstep-")
+        self.folder = Path(tempfile.mkdtemp(prefix="logs-", dir=within) if within else self._temporary.name)
         self._shown = dict.fromkeys(range(processes), 0)
-
-    @property
-    def folder(self):
-        return Path(self._folder.name)
 
     def path(self, rank):
         """Return the file of ``rank``; ``{rank}`` gives the pattern that a tether fills in."""
@@ -32,8 +30,7 @@ class RankLogs:
     def text(self, rank):
         """Return all that ``rank`` has printed so far."""
         path = self.path(rank)
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return RANK_MARK.sub("", text)
+        return RANK_MARK.sub("", end_of(path)) if path.exists() else ""
 
     def last_line(self, rank):
         """Return the last line that ``rank`` has printed of its own."""
@@ -52,3 +49,10 @@ class RankLogs:
             mark = f"[rank {rank}] " if rank or name_all else ""
             for line in ready.splitlines():
                 print(mark + line, flush=True)
+
+
+def end_of(path):
+    """Return the text of the file ``path``, of a very long one the end."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - MOST_BYTES))
+        return file.read(MOST_BYTES).decode("utf-8", "replace")
