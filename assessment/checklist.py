@@ -71,6 +71,7 @@ class Result:
     is_untouched: bool = False
     advice: list = field(default_factory=list)
     ends: dict = field(default_factory=dict)  # how each trial ended, by name
+    has_trained: bool = False  # whether any rank was seen to take a step
     unknown: set = field(default_factory=set)  # flags that the script does not know
     untouched: set = field(default_factory=set)  # numbers of the steps that stand as the starter has them
 
@@ -119,6 +120,7 @@ def examine(script, lab, order, server=None, stage=None):
         _judge_by_one_process(own)
         result = _judge(lab, script, own.done, order, untouched)
     result.seconds, result.unknown = time.monotonic() - began, own.unknown
+    result.has_trained = any(rank.steps for trial in own.done.values() for rank in trial.evidence.ranks)
     result.ends = {name: trial.state for name, trial in own.done.items()}
     return result
 

@@ -37,8 +37,7 @@ from utils.devices import physical_cores
 from utils.errors import UserError, one_line_errors
 from utils.files import written_whole
 
-GRACE_S = 300  # beyond the limits of a submission, which the process that grades keeps itself
-SPARE_S = 60  # for starting and saving
+GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
 RECIPE = 1  # a higher number makes everything be graded anew
 
 
@@ -95,10 +94,7 @@ class ClassGrader:
 
     def __init__(self, args, task, kind):
         self.args, self.task, self.kind = args, task, kind
-        # Each sandbox has as long as the trials, or one training run: in it every core may compute all the time.
-        wall_s = max(task.limits["wall_s"], 60 * task.minutes + SPARE_S)
-        cpu_s = max(task.limits["cpu_s"], 2 * 60 * task.minutes)
-        self.limits = Limits(**task.limits | {"wall_s": wall_s, "cpu_s": cpu_s})
+        self.limits = Limits(**task.limits)
         self.lab = checklist("assessment")
         self.kept = args.out / ".kept"
         self.kept.mkdir(exist_ok=True)
@@ -135,6 +131,7 @@ class ClassGrader:
             config = json.loads(self.args.config.read_text(encoding="utf-8")) | {"dataset": self.task.dataset}
             (room / "config.json").write_text(json.dumps(config), encoding="utf-8")
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
+            asked["longest_s"] = self.limits.wall_s + 2 * 60 * self.task.minutes + GRACE_S
             asked |= {"dataset": self.task.dataset, "config": str(room / "config.json")}
             command = [sys.executable, "-m", "assessment.grading", json.dumps(asked)]
             talks = [Conversation(command, name="the process that grades") for _ in range(min(jobs, waiting.qsize()))]
@@ -214,7 +211,7 @@ def ask(talk, asked, one):
         script.write_bytes(one.script)
         order = {"learner": one.learner, "key": one.key, "script": str(script)}
         try:
-            return Grade.read(talk.ask(order, 3 * asked["limits"]["wall_s"] + GRACE_S))
+            return Grade.read(talk.ask(order, asked["longest_s"]))
         except LostError as lost:
             return faulty(one.learner, one.key, str(lost))
 

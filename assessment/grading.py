@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from assessment import CONFIG, assignment
@@ -42,7 +42,7 @@ from assessment.trial_data import Stage, trial_data
 from utils.runs import read_metrics
 
 SCORING = Path(__file__).with_name("scoring.py")
-SCORE_S, IDLE_S, METRICS_BYTES, MOST_BYTES = 120, 30, 1_000_000, 8_000_000_000
+SCORE_S, IDLE_S, SPARE_S, METRICS_BYTES, MOST_BYTES = 120, 30, 60, 1_000_000, 8_000_000_000
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Grader:
         self.lab = checklist("assessment")
         self.stage = Stage(trial_data(self.lab.dataset), self.room / "stage")
         self.true, self.renamed = self.room / "true", self.room / "renamed"
-        self.scorer = self._server((self.true, self.renamed))
+        self.scorer = self._server(limits, (self.true, self.renamed))
         self.weights = self.scorer.work / "weights.pt"
 
     def grade(self, learner, key, script):
@@ -84,14 +84,14 @@ class Grader:
 
     def _grade(self, grade, script):
         try:
-            with self._watched(script, self.stage.root) as server:
+            with self._watched(self.limits, script, self.stage.root) as server:
                 result = examine(script, self.lab, ORDER, server, self.stage)
             mark_behaviour(grade.checks, result)
             grade.cause, grade.remarks = cause_of(result), list(result.advice)
-            if "finished" in result.ends.values():
+            if result.has_trained:
                 self._train(grade, script, result.unknown)
             elif not grade.cause:
-                grade.cause = "no run of the script came to its end"
+                grade.cause = "no rank was seen to train"
         except LostError as lost:
             grade.cause = f"the run was ended: {lost}"
         for check in grade.checks:
@@ -102,15 +102,15 @@ class Grader:
             grade.cause = next(f"{one.name}: {one.told}" for one in grade.checks if not one.is_passed)
 
     @contextmanager
-    def _watched(self, script, *readable):
+    def _watched(self, limits, script, *readable):
         """Yield a server in a sandbox of its own, under watch; nothing of it stays."""
-        server = self._server((script.parent, *readable))
+        server = self._server(limits, (script.parent, *readable))
         try:
             try:
                 server.exits()
             except LostError as lost:  # nothing of the script has run: this is no fault of its own
                 raise RuntimeError(f"the sandbox does not start: {lost}") from lost
-            with Watch(server, self.limits):
+            with Watch(server, limits):
                 yield server
         finally:
             server.close()
@@ -129,7 +129,10 @@ class Grader:
 
     def _train_once(self, script, exam, asked, unknown):
         """Train in a sandbox that holds this exam's data alone, and nothing of any other run."""
-        with self._watched(script, exam / "data") as server:
+        # As long as the assignment says, and a little more to start and to save.
+        wall_s, cpu_s = 60 * self.task.minutes + SPARE_S, max(self.limits.cpu_s, 2 * 60 * self.task.minutes)
+        limits = replace(self.limits, wall_s=wall_s, cpu_s=round(cpu_s))
+        with self._watched(limits, script, exam / "data") as server:
             run = self.training(server, script, exam, asked, unknown, 60 * self.task.minutes)
         if len(run.curve) > asked["epochs"]:
             run.problem = f"the run reports {len(run.curve)} epochs where {asked['epochs']} were asked for"
@@ -180,11 +183,11 @@ class Grader:
             said = scoring.logs.last_line(0) if is_over else "scoring them took too long"
             run.problem = f"the weights in model.pt cannot be scored as {self.task.model}: {said[:300]}"
 
-    def _server(self, readable):
+    def _server(self, limits, readable):
         work = Path(tempfile.mkdtemp(prefix="work-", dir=self.room))
         work.chmod(0o755)
         replaced = ((self.room / "config.json", CONFIG),)  # what the script is told is what it is graded by
-        return ForkServer(Sandbox(self.kind, work, self.limits, readable, replaced).wrap, work)
+        return ForkServer(Sandbox(self.kind, work, limits, readable, replaced).wrap, work)
 
     def close(self):
         self.scorer.close()

@@ -94,6 +94,7 @@ FAKE = """
 import os, torch
 from assessment import finish, report
 from utils import models
+from utils.data import load
 import argparse
 parser = argparse.ArgumentParser()
 for name in ("dataset", "data-dir", "run-dir"):
@@ -103,6 +104,10 @@ for name in ("epochs", "batch-size", "seed"):
 args, _ = parser.parse_known_args()
 torch.distributed.init_process_group("gloo")
 model = models.build("wide-resnet-tiny", 3, 10)
+train = load(args.dataset, args.data_dir, "train")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+torch.nn.functional.cross_entropy(model(train.images[:8]), train.labels[:8]).backward()
+optimizer.step()
 names = ("time_s", "epoch_time_s", "images_per_s", "lr", "train_loss", "train_accuracy", "val_loss")
 if int(os.environ["RANK"]) == 0:
     for epoch in range(args.epochs):
@@ -152,7 +157,7 @@ SCRIPTS = (
         "def parse_args", "DistributedDataParallel = lambda model, **_: model\n\n\ndef parse_args"
     ), FAIL, "rank"),
     Hostile("pretends", changed(WRAPPED, UNWATCHED), FAIL, "under the recorder"),
-    Hostile("fake", FAKE, FAIL, "0 of 100 points"),
+    Hostile("fake", FAKE, FAIL, "renamed in secret"),
     Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
     Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
     Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
