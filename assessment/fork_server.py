@@ -38,6 +38,7 @@ class ForkServer:
         name = "the process that starts trials"
         self._talk = Conversation(wrap(command) if wrap else command, name=name)
         self._is_wrapped, self._own = wrap is not None, set()
+        self._is_in_run = False
         self.work = work and Path(work)
 
     @property
@@ -74,7 +75,9 @@ class ForkServer:
 
     def start(self, argvs, envs, logs):
         """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
+        self._is_in_run = False  # another may have ended with its server
         self._ask("start", argvs=argvs, envs=envs, logs=[str(one) for one in logs])
+        self._is_in_run = True
 
     def exits(self):
         """Return the exit code of each rank of the run that has ended, by rank; negative for a signal."""
@@ -86,6 +89,7 @@ class ForkServer:
 
     def end(self):
         """End every rank of the run that goes on, and all that the ranks have started."""
+        self._is_in_run = False
         if self.pid is None:
             return
         try:
@@ -116,6 +120,9 @@ class ForkServer:
         self.close()
 
     def _ask(self, order, **facts):
+        if self.pid is None and self._is_in_run:
+            self._is_in_run = False
+            raise LostError("the process that starts trials has ended")
         if self.pid is None:
             self._talk.ask({"order": "exits"}, ANSWER_S)
             self._own = system.family(self.pid)  # nothing of a script's has run yet

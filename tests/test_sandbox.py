@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -113,6 +114,21 @@ def test_nobody_takes_more_than_the_limits(script, told):
                         ranks.wait(60)
                 ranks.kill()
             assert time.monotonic() - began < 60
+
+
+@pytest.mark.timeout(120)
+def test_a_run_whose_server_has_ended_is_lost_and_the_next_has_another(tmp_path):
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
+    with ForkServer() as server:
+        ranks = ForkedRanks(server, [tmp_path / "script.py"], 1)
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(LostError, match="has ended"):
+            ranks.wait(30)
+        ranks.kill()
+        assert ranks.exits == {}
+        (tmp_path / "script.py").write_text("print('here')\n")
+        ranks = ForkedRanks(server, [tmp_path / "script.py"], 1)
+        assert ranks.wait(30) and ranks.exits == {0: 0}
 
 
 def test_without_a_sandbox_the_grader_says_what_to_do():
