@@ -26,7 +26,7 @@ class Conversation:
 
     def __init__(self, command, *, name, ready_s=120, **options):
         self._command, self._name, self._ready_s = command, name, ready_s
-        self._options, self._process, self._stopped = options, None, None
+        self._options, self._process, self.stopped = options, None, None
 
     @property
     def pid(self):
@@ -35,8 +35,8 @@ class Conversation:
 
     def ask(self, order, limit):
         """Return the answer to ``order``. Raises ``LostError`` where none comes within ``limit`` seconds."""
-        if self._stopped:
-            raise LostError(self._stopped)
+        if self.stopped:
+            raise LostError(self.stopped)
         if self.pid is None:
             self._begin()
         with suppress(OSError):
@@ -45,7 +45,7 @@ class Conversation:
 
     def stop(self, reason):
         """End the process for good: every order from here on raises ``LostError`` with ``reason``."""
-        self._stopped = reason
+        self.stopped = reason
         system.kill(system.family(self.pid) if self.pid else ())
 
     def close(self):
@@ -74,7 +74,7 @@ class Conversation:
             line += part
             if not part or not left or len(line) > LONGEST:
                 self.close()
-                raise LostError(self._stopped or f"{self._name} has ended, or does not answer")
+                raise LostError(self.stopped or f"{self._name} has ended, or does not answer")
         try:
             return json.loads(line)
         except (ValueError, RecursionError):

@@ -122,7 +122,7 @@ class ForkServer:
     def _ask(self, order, **facts):
         if self.pid is None and self._is_in_run:
             self._is_in_run = False
-            raise LostError("the process that starts trials has ended")
+            raise LostError(self._talk.stopped or "the process that starts trials has ended")
         if self.pid is None:
             self._talk.ask({"order": "exits"}, ANSWER_S)
             self._own = system.family(self.pid)  # nothing of a script's has run yet
