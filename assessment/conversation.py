@@ -12,6 +12,7 @@ from utils import processes as system
 from utils.errors import UserError
 
 LONGEST = 10_000_000  # bytes of one answer
+READY_S = 120
 
 
 class LostError(UserError):
@@ -21,12 +22,12 @@ class LostError(UserError):
 class Conversation:
     """The side that asks. The process starts with the first order, and again where it has ended by itself.
 
-    It ends with this program. Its first line, of whatever content, says that it is ready, within ``ready_s``.
+    It ends with this program. Its first line, of whatever content, says that it is ready.
     """
 
-    def __init__(self, command, *, name, ready_s=120, **options):
-        self._command, self._name, self._ready_s = command, name, ready_s
-        self._options, self._process, self.stopped = options, None, None
+    def __init__(self, command, *, name):
+        self._command, self._name, self._process = command, name, None
+        self.stopped = None  # why it was ended for good
 
     @property
     def pid(self):
@@ -62,8 +63,8 @@ class Conversation:
     def _begin(self):
         self.close()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._process = system.start(system.tethered(self._command), threads=1, **pipes | self._options)
-        self._answer(self._ready_s)
+        self._process = system.start(system.tethered(self._command), threads=1, **pipes)
+        self._answer(READY_S)
 
     def _answer(self, limit):
         line, deadline = b"", time.monotonic() + limit
@@ -83,7 +84,7 @@ class Conversation:
 
 
 def answering(answer):
-    """Answer each order with ``answer(order)`` until standard input ends; ``answer`` gets the pipe of its answers too.
+    """Answer each order with ``answer(order, pipe)`` until standard input ends; ``pipe`` is that of the answers.
 
     What anybody prints meanwhile goes to standard error.
     """

@@ -28,9 +28,8 @@ MOST_BYTES = 1_000_000_000
 class ForkServer:
     """The client's side. The server starts at the first order, and again where it has ended.
 
-    ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be
-    written to. Orders raise ``LostError``
-    where the server has come to an end.
+    ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be written
+    to. Orders raise ``LostError`` where the server has come to an end.
     """
 
     def __init__(self, wrap=None, work=None):

@@ -69,6 +69,20 @@ class ForkedRanks:
             self._server.end()
 
 
+class Idle:
+    """Say, asked again and again, whether the processes of ``server`` have computed nothing for ``limit_s`` seconds."""
+
+    def __init__(self, server, limit_s):
+        self._server, self._limit_s = server, limit_s
+        self._computed, self._since = 0.0, time.monotonic()
+
+    def __call__(self):
+        computed = self._server.cpu_s()
+        if abs(computed - self._computed) > 0.1:  # less, where a process that had computed has ended
+            self._computed, self._since = computed, time.monotonic()
+        return time.monotonic() - self._since > self._limit_s
+
+
 def _environment(processes, rank):
     """Return what torchrun puts into the environment of a rank, all on one machine; the server adds the port."""
     return {

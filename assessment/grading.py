@@ -23,7 +23,7 @@ from assessment.checklists.common import ORDER
 from assessment.conversation import LostError, answering
 from assessment.exam import given_name
 from assessment.fork_server import ForkServer
-from assessment.forked import ForkedRanks
+from assessment.forked import ForkedRanks, Idle
 from assessment.marking import (
     FAIL,
     PASS,
@@ -148,7 +148,7 @@ class Grader:
             argv += [] if name in unknown else [f"--{name.replace('_', '-')}", value]
         ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT, folder)
         try:
-            is_over = ranks.wait(limit, Idle(server))
+            is_over = ranks.wait(limit, Idle(server, IDLE_S))
         finally:
             ranks.kill()
         server.settle(folder)
@@ -175,6 +175,8 @@ class Grader:
             scoring = ForkedRanks(self.scorer, argv, 1)
             is_over = scoring.wait(SCORE_S)
             scoring.kill()
+        except LostError as lost:  # it runs nothing of the script's: this is no fault of the script
+            raise RuntimeError(f"the process that scores was lost: {lost}") from lost
         finally:
             copy.unlink()
         if is_over and scoring.exits == {0: 0}:
@@ -191,19 +193,6 @@ class Grader:
 
     def close(self):
         self.scorer.close()
-
-
-class Idle:
-    """Say, asked again and again, whether the processes of ``server`` have computed nothing for long."""
-
-    def __init__(self, server):
-        self.server, self.computed, self.since = server, 0.0, time.monotonic()
-
-    def __call__(self):
-        computed = self.server.cpu_s()
-        if abs(computed - self.computed) > 0.1:  # less, where a process that had computed has ended
-            self.computed, self.since = computed, time.monotonic()
-        return time.monotonic() - self.since > IDLE_S
 
 
 def _curve(run_dir):

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from assessment.check import Report
 from assessment.checklist import DONE, UNSEEN
 from assessment.checklists import checklist
-from assessment.verdict import percent
 
 PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own fault"
 ACCURACY_POINTS, TAUGHT_POINTS = 15, 10
@@ -110,14 +109,14 @@ def mark_accuracy(check, run, task):
         return False
     least = task.target - task.tolerance
     reached = in_a_row(run.curve, task.target) >= task.patience
-    told = f"{percent(run.hidden, 1)} of hidden images (at least {percent(least, 1)} are asked for)"
+    told = f"{run.hidden:.1%} of hidden images (at least {least:.1%} are asked for)"
     if run.reported is None or abs(run.reported - run.scored) > EXACT:
-        said = "no accuracy" if run.reported is None else percent(run.reported, 1)
+        said = "no accuracy" if run.reported is None else f"{run.reported:.1%}"
         check.told = f"the script reports {said} on the test images; the weights that it saved get {run.scored:.1%}"
     elif not reached:
         best = max(run.curve)
         check.told = (
-            f"no {task.patience} epochs in a row at {percent(task.target, 1)}: the best of {len(run.curve)} has"
+            f"no {task.patience} epochs in a row at {task.target:.1%}: the best of {len(run.curve)} has"
             f" {best:.1%}{run.cut}"
         )
     elif run.hidden < least:
@@ -136,7 +135,7 @@ def mark_taught(check, run, task):
     elif run.hidden < task.taught_accuracy:
         check.told = (
             f"trained for {task.taught_epochs} epochs on data whose classes had been renamed in secret, the weights"
-            f" get {run.hidden:.1%} (at least {percent(task.taught_accuracy, 1)} are asked for): they do not come from"
+            f" get {run.hidden:.1%} (at least {task.taught_accuracy:.1%} are asked for): they do not come from"
             " the data that the script was given"
         )
     elif run.reported is None or abs(run.reported - run.scored) > EXACT:

@@ -31,9 +31,8 @@ SYSTEM += ("/etc/localtime", "/etc/alternatives", "/sys/devices/system/cpu")
 # Originals of the embedded datasets: what is prepared is all that a script may see of them.
 MASKED = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
 POLL_S, MOST_FILES = 0.25, 20_000
-_users = itertools.count(
-    (os.getpid() % 4_000_000) * 1000 + 100_000_000
-)  # nobody's numbers, and of each sandbox its own
+# Users that are nobody, another for each sandbox: the system counts a user's processes together.
+_users = itertools.count((os.getpid() % 4_000_000) * 1000 + 100_000_000)
 SPARE_MB = 500  # what the machine keeps of its memory and its disk
 
 
@@ -93,10 +92,8 @@ class Sandbox:
         if self.kind != NONE:
             numbers["nproc"] = limits.processes
         prlimit = ["prlimit", *(f"--{name}={value}" for name, value in numbers.items())]
-        if not shutil.which("prlimit"):  # only without a sandbox
-            return command
         if self.kind == NONE:
-            return [*prlimit, *command]
+            return [*prlimit, *command] if shutil.which("prlimit") else command
         if self.kind == BUBBLEWRAP and os.getuid() != 0:
             return [*prlimit, *command]  # bubblewrap has taken all privileges away
         privileges = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assessment.evidence import Evidence, Rank
-from assessment.forked import ForkedRanks
+from assessment.forked import ForkedRanks, Idle
 from assessment.labs import ROOT
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
@@ -135,17 +135,11 @@ class Stillness:
     """Say, asked again and again, whether a run has come to a stop."""
 
     def __init__(self, server, evidence):
-        self.server, self.evidence = server, evidence
-        self.computed, self.since = 0.0, time.monotonic()
+        self.evidence, self.is_idle = evidence, Idle(server, IDLE_S)
 
     def __call__(self):
         latest = max((path.lstat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
-        if time.time() - latest < SILENT_S:
-            return False
-        computed = self.server.cpu_s()
-        if abs(computed - self.computed) > 0.1:  # less, where a process that had computed has ended
-            self.computed, self.since = computed, time.monotonic()
-        return time.monotonic() - self.since > IDLE_S
+        return time.time() - latest >= SILENT_S and self.is_idle()
 
 
 def _ask_for_stacks(server, evidence):

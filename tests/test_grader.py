@@ -31,9 +31,16 @@ QUICK = {
     "taught_accuracy": 0.4,
     "hidden_images": 0,
     "source_kb": 64,
-    "limits": {"wall_s": 120, "cpu_s": 25, "memory_mb": 6000, "disk_mb": 300, "file_mb": 100, "output_mb": 2},
+    "limits": {
+        "wall_s": 120,
+        "cpu_s": 25,
+        "memory_mb": 6000,
+        "processes": 150,
+        "disk_mb": 300,
+        "file_mb": 100,
+        "output_mb": 2,
+    },
 }
-QUICK["limits"]["processes"] = 150
 TARGET = {"target": 0.5, "distinction": 0.7, "tolerance": 0.2, "epochs": 3, "minutes": 1}
 
 
