@@ -62,7 +62,7 @@ STUDIES = {
         "momentum, a larger rate, and decay at batch 256, Fashion-MNIST, 6,000 images, four epochs, seeds 0 to 2",
         [
             {"base_lr": rate, "momentum": momentum, "lr_decay": decay}
-            for rate, momentum, decay in ((0.02, 0, 0), (0.02, 0.9, 0), (0.2, 0, 0), (0.1, 0.9, 0), (0.1, 0.9, 0.05))
+            for rate, momentum, decay in ((0.02, 0, 0), (0.02, 0.9, 0), (0.2, 0, 0), (0.2, 0.9, 0), (0.2, 0.9, 0.05))
         ],
         {"batch_size": 256, "train_images": 6_000, "epochs": 4},
         "{base_lr}, momentum {momentum}, decay {lr_decay}",

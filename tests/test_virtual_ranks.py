@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from networks import batch
+from networks import batch, in_float64
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +15,7 @@ from utils.virtual_ranks import convert_virtual_ranks
 def trained_on_own_share(steps):
     """Train with plain BatchNorm in DDP on this rank's samples; return weights and rank 0's running statistics."""
     torch.manual_seed(0)
-    model = models.build("wide-resnet-tiny", 1, 10, dropout=0)
+    model = in_float64(models.build("wide-resnet-tiny", 1, 10, dropout=0))
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     for step in range(steps):
@@ -30,7 +30,7 @@ def trained_on_own_share(steps):
 @pytest.mark.parametrize("size", [2, 4])
 def test_virtual_ranks_compute_what_real_ones_do(ranks_of, size):
     torch.manual_seed(0)
-    model = convert_virtual_ranks(models.build("wide-resnet-tiny", 1, 10, dropout=0), size)
+    model = convert_virtual_ranks(in_float64(models.build("wide-resnet-tiny", 1, 10, dropout=0)), size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(3):
         images, labels = batch(step)
@@ -40,7 +40,7 @@ def test_virtual_ranks_compute_what_real_ones_do(ranks_of, size):
     real = ranks_of(size)(trained_on_own_share, 3)[0]
     assert list(real) == list(model.state_dict())
     for name, tensor in model.state_dict().items():
-        assert (tensor - real[name]).abs().max() < 1e-5, name
+        assert (tensor - real[name]).abs().max() < 1e-10, name
 
 
 def test_virtual_ranks_refuse_a_batch_that_does_not_divide():
