@@ -11,6 +11,7 @@ import argparse
 import sys
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 
 from assessment.checklist import DONE, UNBEGUN, UNSEEN, WRONG, Result, examine
 from assessment.checklists import checklist
@@ -22,7 +23,7 @@ from utils.errors import UserError, one_line_errors
 
 MARKS = {DONE: "✓", WRONG: "✗", UNSEEN: "·", UNBEGUN: "·"}
 COLOURS = {DONE: "#117733", WRONG: "#cc3311", UNSEEN: "#666666", UNBEGUN: "#666666"}
-STRENGTHS, WIDE = 3, 200
+STRENGTHS, WIDE = 3, 400
 MEETING = (
     "  The idea: a collective ends when all ranks have entered it, so all must enter the same ones in the same order.",
     "  Look for: a collective behind a condition on the rank, or a loop that ranks leave after different rounds.",
@@ -68,6 +69,8 @@ class Report:
             yield state, f"{item.number:>2}  {item.title}" + (f"  ({state})" if state in (UNSEEN, UNBEGUN) else "")
         if result.is_done:
             yield None, "All steps are done."
+            if result.lab.beyond:
+                yield None, result.lab.beyond
         cause = result.cause
         if cause is not None:
             yield None, ""
@@ -96,7 +99,7 @@ class Report:
         for item in self.result.lab.items:
             found = [miss for miss in self.result.misses if miss.item is item and miss.verdict.holds is False]
             if found and item is not cause.item and self.result.states[item.number] == WRONG:
-                yield f"  step {item.number}: {found[0].verdict.symptom[:WIDE]}"
+                yield f"  step {item.number}: {shorten(found[0].verdict.symptom, WIDE, placeholder=' …')}"
 
     def hints(self, miss):
         """Return the lines about the root cause."""
@@ -107,12 +110,13 @@ class Report:
             if miss.law is meets:
                 yield from MEETING[: self.strength - 1]
             return
+        idea, call = miss.item.hints(miss.law)
         yield f"First, step {miss.item.number}, {miss.item.title}{where}:"
         yield f"  What was seen: {miss.verdict.symptom}."
         if self.strength > 1:
-            yield f"  The idea: {miss.item.idea}."
+            yield f"  The idea: {idea}."
         if self.strength > 2:
-            yield f"  The call: {miss.item.call}."
+            yield f"  The call: {call}."
         elif self.grows:
             yield "  Checked again with the same miss, the next hint is stronger."
 

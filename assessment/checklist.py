@@ -34,6 +34,11 @@ class Item:
     idea: str  # why, and where it is documented
     call: str  # the missing call
     points: int = 0  # in the assignment
+    own: dict = field(default_factory=dict)  # law -> (idea, call), where the item's do not fit
+
+    def hints(self, law):
+        """Return the idea and the call for a miss of ``law``."""
+        return self.own.get(law, (self.idea, self.call))
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Lab:
     optional: frozenset = frozenset(CALM)  # flags that a script need not know
     dataset: str = "digits"  # whose place the data of the trials takes
     beginning: str = ""  # what is said of a starter that nobody has touched, where there is no TODO 1
+    beyond: str = ""  # what is said when all is done, where there is more than is checked
     record_step: int | None = None  # the step before which every process writes a record of its own
 
 
@@ -172,7 +178,8 @@ def _judge(lab, script, run, order, untouched):
         told = {law: one.symptom for _, law, one in verdicts if one.holds and one.symptom}  # of each law once
         missed = [Miss(law, one, item, name in early) for name, law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
-        states[item.number] = WRONG if is_wrong else UNSEEN if missed or not verdicts else DONE
+        lacks = not verdicts or (item.points and len(verdicts) < len(item.laws))  # marks need every trial
+        states[item.number] = WRONG if is_wrong else UNSEEN if missed or lacks else DONE
         advice += told.values() if not is_wrong else ()
         misses += missed
     ends = [(name, law, _asked(law, one)) for name, one in run.items() for law in (survives, meets)]

@@ -213,10 +213,23 @@ def differing(sketches):
 
 def averages(trial):
     """Every step applies the mean gradient of all images that all ranks saw in it."""
+    if takes_the_same_images(trial.evidence):
+        return unseen("all ranks take the same images, so their gradients are the same, averaged or not")
     verdict = gradients_are_averaged(trial.evidence)
     if verdict.holds is None and stays_in_lockstep(trial).holds is not False:
         return equals_the_undivided(trial)
     return verdict
+
+
+def takes_the_same_images(evidence):
+    """Say whether in every step all of several ranks take the same images."""
+    rounds = evidence.rounds
+    return bool(rounds) and all(
+        len(steps) > 1
+        and steps[0].rows
+        and all(sorted(map(str, step.rows)) == sorted(map(str, steps[0].rows)) for step in steps)
+        for steps in rounds
+    )
 
 
 def equals_the_undivided(trial):
@@ -250,6 +263,8 @@ def steps_alike(trial):
     counts = [len(rank.steps) for rank in ranks]
     if not all(counts):
         return unseen("not every rank trained")
+    if trial.state == "failed" and not is_left_behind(trial):
+        return unseen("the run ended with an error")  # where a rank died, the others took more steps
     if len(set(counts)) > 1:
         return broken("the ranks take different numbers of steps: " + per_rank(counts))
     for number, steps in enumerate(trial.evidence.rounds, start=1):

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
+from assessment import reached_in
 from assessment.check import Report
 from assessment.checklist import DONE, UNSEEN
 from assessment.checklists import checklist
@@ -83,14 +84,14 @@ def mark_behaviour(checks, result):
     """
     for check, item in zip(checks, result.lab.items, strict=False):
         misses = [miss for miss in result.misses if miss.item is item]
-        unseen = sorted({name for name, _ in item.laws} - result.ends.keys())
-        if result.states[item.number] == DONE and not unseen:
+        if result.states[item.number] == DONE:
             check.earned, check.told = check.points, "seen in every run"
         elif misses:
             wrong = next((miss for miss in misses if miss.verdict.holds is False), misses[0])
             check.told = wrong.verdict.symptom or UNSEEN
         else:
-            check.told = f"not seen: there was no run of {', '.join(unseen)}"
+            lacking = sorted({name for name, _ in item.laws} - result.ends.keys())
+            check.told = f"not seen: there was no run of {', '.join(lacking)}"
 
 
 def cause_of(result):
@@ -108,12 +109,12 @@ def mark_accuracy(check, run, task):
         check.told = run.problem
         return False
     least = task.target - task.tolerance
-    reached = in_a_row(run.curve, task.target) >= task.patience
+    reached = reached_in(run.curve, task.target, task.patience)
     told = f"{run.hidden:.1%} of hidden images (at least {least:.1%} are asked for)"
     if run.reported is None or abs(run.reported - run.scored) > EXACT:
         said = "no accuracy" if run.reported is None else f"{run.reported:.1%}"
         check.told = f"the script reports {said} on the test images; the weights that it saved get {run.scored:.1%}"
-    elif not reached:
+    elif reached is None:
         best = max(run.curve)
         check.told = (
             f"no {task.patience} epochs in a row at {task.target:.1%}: the best of {len(run.curve)} has"
@@ -123,7 +124,7 @@ def mark_accuracy(check, run, task):
         check.told = f"the weights get {told}"
     else:
         check.earned, check.told = check.points, f"the weights get {told}"
-        distinguished = in_a_row(run.curve, task.distinction) >= task.patience
+        distinguished = reached_in(run.curve, task.distinction, task.patience) is not None
         return distinguished and run.hidden >= task.distinction - task.tolerance
     return False
 
@@ -143,12 +144,3 @@ def mark_taught(check, run, task):
         check.told = f"on renamed classes the script reports {said}; the weights that it saved get {run.scored:.1%}"
     else:
         check.earned, check.told = check.points, f"{run.hidden:.1%} on classes that had been renamed in secret"
-
-
-def in_a_row(curve, target):
-    """Return the longest row of epochs at ``target`` or above."""
-    longest = here = 0
-    for accuracy in curve:
-        here = here + 1 if accuracy >= target else 0
-        longest = max(longest, here)
-    return longest

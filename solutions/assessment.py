@@ -66,7 +66,7 @@ def parse_args():
     add("--momentum", type=float, default=0.9)
     add("--warmup-epochs", type=float, default=2.0, help="epochs during which the rate climbs to its full size")
     # [starter]
-    #: add("--base-lr", type=float, default=0.05, help="learning rate")
+    #: add("--base-lr", type=float, default=0.05, help="learning rate; 0.05 suits 32 images a step")
     # [end]
     add("--augment", choices=AUGMENTATIONS, default="colour")
     add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assessment import assignment, gradebook
+from assessment import assignment, gradebook, reached_in, told
 from assessment.checklists import checklist
 from assessment.feedback import fenced, gradescope, markdown, prairielearn, write_feedback
 from assessment.grading import Training
@@ -20,7 +20,6 @@ from assessment.marking import (
     PASS,
     Check,
     Grade,
-    in_a_row,
     mark_accuracy,
     mark_taught,
     nothing_earned,
@@ -150,7 +149,18 @@ def test_weights_brought_along_know_no_new_names():
     assert check.earned == 10
 
 
-@given(st.lists(st.sampled_from([0.1, 0.9])))
-def test_epochs_are_counted_in_a_row(curve):
-    words = "".join("x" if one > 0.5 else " " for one in curve).split()
-    assert in_a_row(curve, 0.5) == max(map(len, words), default=0)
+@given(st.lists(st.sampled_from([0.1, 0.9])), st.integers(1, 4))
+def test_a_target_is_reached_by_epochs_in_a_row(curve, patience):
+    words = "".join("x" if one > 0.5 else " " for one in curve)
+    first = words.find("x" * patience)
+    assert reached_in(curve, 0.5, patience) == (first + patience if first >= 0 else None)
+
+
+def test_a_run_says_whether_it_reached_the_target():
+    task = assignment()
+    low, high = [task.target - 0.1], [task.target + 0.001]
+    assert told(low + high, task).count("not reached") == 2
+    said = told(low + 2 * high, task)
+    assert (
+        f"the target {task.target:g}: reached in epoch 3" in said and f"distinction {task.distinction:g}: not" in said
+    )

@@ -8,8 +8,7 @@ from statistics import mean
 import pytest
 from conftest import ROOT
 
-from assessment import assignment
-from assessment.marking import in_a_row
+from assessment import assignment, reached_in
 from benchmarks.recorded import RESNETS, SEEDS, STUDIES
 from utils import plots, recorded
 from utils.errors import UserError
@@ -117,7 +116,7 @@ def test_the_solution_reaches_the_assignments_distinction_and_the_unchanged_rate
     for (way, _), curve in accuracies.items():
         assert len(curve) == task.epochs
         if way == "the solution":
-            assert in_a_row(curve, task.distinction) >= task.patience
+            assert reached_in(curve, task.distinction, task.patience)
         else:
-            assert in_a_row(curve, task.target) < task.patience
+            assert reached_in(curve, task.target, task.patience) is None
     assert len(accuracies) == 6 and max(seconds.values()) < 60 * task.minutes

@@ -60,10 +60,21 @@ ITEMS = (
             judging.reports_the_truth, judging.evaluates_in_evaluation_mode, judging.judges_test_images,
             judging.judges_alike,
         ),
-        "sums over all test images, divided once, are exact for shares of any size; running statistics differ between"
-        f" ranks until they are sent ({DOCS}/distributed.html, broadcast)",
-        "own images test.images[rank::world_size]; dist.all_reduce(sums); dist.broadcast(buffer, src=0)",
+        "sums over all test images, divided once, are exact for shares of any size; a mean of the ranks' means is not"
+        f" ({DOCS}/distributed.html, all_reduce)",
+        "own images test.images[rank::world_size]; dist.all_reduce(sums)",
         points=15,
+        own={
+            judging.judges_alike: (
+                "BatchNorm's running statistics differ from rank to rank; one rank's are saved, so all judge with those"
+                f" ({DOCS}/distributed.html, broadcast)",
+                "for buffer in model.buffers(): dist.broadcast(buffer, src=0), before the test images",
+            ),
+            judging.evaluates_in_evaluation_mode: (
+                "dropout and BatchNorm do something else while the network learns",
+                "model.eval() before the test images, train() before the training images",
+            ),
+        },
     ),
     Item(
         5,
@@ -74,6 +85,17 @@ ITEMS = (
         "all ranks run every line; what may happen only once stands behind a condition on the rank",
         "if rank == 0: report(args, model, ...)",
         points=5,
+        own={
+            records.records_epochs: (
+                "the record is about all ranks: loss, correct answers and images/s count the images of all, over the"
+                " time of the slowest rank",
+                "dist.all_reduce(sums); dist.all_reduce(seconds, op=dist.ReduceOp.MAX)",
+            ),
+            judging.saves_the_network: (
+                "the wrapper holds the network as .module; what is saved is the network itself, after the last step",
+                "report(args, model, ...) with model as it was before it was wrapped",
+            ),
+        },
     ),
     Item(
         6,
@@ -95,4 +117,16 @@ ITEMS = (
 
 OPTIONAL = frozenset(CALM) | {"base_lr", "target_accuracy", "patience"}
 BEGINNING = "assessment/README.md says what the script must do; begin with the group of all processes."
-LAB = Lab("assessment", PLANS, ITEMS, optional=OPTIONAL, dataset=assignment().dataset, beginning=BEGINNING)
+BEYOND = (
+    "Not checked here: whether it learns enough. Train it as the assignment asks; the last line says whether it reached"
+    " the target:\n.venv/bin/torchrun --standalone --nproc-per-node 2 assessment/train.py"
+)
+LAB = Lab(
+    "assessment",
+    PLANS,
+    ITEMS,
+    optional=OPTIONAL,
+    dataset=assignment().dataset,
+    beginning=BEGINNING,
+    beyond=BEYOND,
+)
