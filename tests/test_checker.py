@@ -15,7 +15,7 @@ from submitted import submissions
 
 from assessment import check as checking
 from assessment.check import Report, check
-from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
+from assessment.checklist import DONE, UNBEGUN, UNSEEN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.forked import ForkedRanks
@@ -202,6 +202,21 @@ def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeyp
     monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [other]))
     assert later.idea not in repr(check("03"))
     assert "9 of 10 done" in repr(Overview())
+
+
+@chosen("wrong", "assessment counts of one rank")
+def test_a_miss_gets_the_hint_that_fits_it(submission, server):
+    law, result = outcome(submission, server)
+    told = repr(Report(result, checking.STRENGTHS))
+    assert law == submission.law and "dist.all_reduce(sums)" in told and "if rank == 0" not in told
+    assert result.lab.beyond not in told  # something is to be done first
+
+
+@chosen("wrong", "assessment everything on every rank, and no wrapper")
+def test_equal_images_on_all_ranks_show_nothing_of_averaging(submission, server):
+    law, result = outcome(submission, server)
+    assert law == submission.law and result.states[2] == "wrong" and result.states[3] == UNSEEN
+    assert result.states[1] == UNSEEN or "nothing prepared" in result.ends  # what no run has shown is not done
 
 
 def test_a_report_never_lets_a_script_write_html():

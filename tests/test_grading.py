@@ -1,0 +1,88 @@
+"""Scoring: weights are judged by a process that has never run the script, and its end is no fault of the script's."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from conftest import need
+from PIL import Image
+
+from assessment import assignment
+from assessment.exam import keep_exams
+from assessment.grading import Grader, Training
+from assessment.marking import FAIL, FAULT
+from assessment.sandbox import NONE, Limits, best_kind
+from utils import models
+
+
+class Scores(Grader):
+    """A grader to whom each script has left the same ``state``; where ``is_lost``, its scorer dies at the work."""
+
+    state, is_lost = None, False
+
+    def _grade(self, grade, script):
+        torch.save(self.state, self.weights)
+        if self.is_lost:
+            threading.Thread(target=self._lose, daemon=True).start()
+        run = Training()
+        self._score(run, self.true)
+        grade.accuracy, grade.cause = run.hidden, run.problem
+
+    def _lose(self):
+        while self.scorer.pid is None:
+            time.sleep(0.001)
+        os.kill(self.scorer.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def grader(tmp_path_factory):
+    need(best_kind() != NONE, "no sandbox works on this machine")
+    room = tmp_path_factory.mktemp("room")
+    for split in ("train", "test"):
+        for label in range(10):
+            place = room / "images" / split / str(label)
+            place.mkdir(parents=True)
+            for at in range(20):
+                Image.new("RGB", (32, 32), (25 * label, 12 * at, 100)).save(place / f"{at:02}.png")
+    room.chmod(0o755)
+    task = assignment()
+    task.dataset, task.hidden_images = f"folder:{room / 'images'}", 0
+    (room / "config.json").write_text("{}")
+    for exam in keep_exams(task, room / "data", room, seed=3):
+        assert (exam / "hidden.pt").exists()
+    one = Scores(room, task, best_kind(), Limits())
+    yield one
+    one.close()
+
+
+@pytest.mark.timeout(120)
+def test_weights_get_the_accuracy_that_they_have(grader):
+    torch.manual_seed(0)
+    network = models.build(grader.task.model, 3, 10).eval()
+    hidden = torch.load(grader.true / "hidden.pt", weights_only=True)
+    grader.state = network.state_dict()
+    with torch.inference_mode():
+        right = (network(hidden["images"]).argmax(1) == hidden["labels"]).float().mean().item()
+    grade = grader.grade("anna", "anna", "train.py")
+    assert grade.verdict == FAIL and grade.accuracy == pytest.approx(right, abs=1e-6) and not grade.cause
+
+
+@pytest.mark.timeout(120)
+def test_weights_of_another_network_are_the_scripts_fault(grader):
+    grader.state = models.build("lenet", 3, 10).state_dict()
+    grade = grader.grade("bob", "bob", "train.py")
+    assert grade.verdict == FAIL and "cannot be scored as" in grade.cause
+
+
+@pytest.mark.timeout(120)
+def test_a_lost_scorer_is_the_graders_own_fault(grader):
+    grader.scorer.close()
+    grader.is_lost = True
+    grade = grader.grade("carla", "carla", "train.py")
+    grader.is_lost = False
+    assert grade.verdict == FAULT and "the process that scores was lost" in grade.fault
+    assert not any(check.earned for check in grade.checks)
+    assert grader.grade("dora", "dora", "train.py").verdict == FAIL  # the next one is scored again
