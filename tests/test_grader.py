@@ -95,7 +95,7 @@ def graded(tmp_path_factory, config, data):
     need(best_kind() == BUBBLEWRAP, "bubblewrap is not installed, or may not be used")
     folder, out = tmp_path_factory.mktemp("class"), tmp_path_factory.mktemp("out") / "grades"
     hand_in(folder, out)
-    done = grade(folder, out, config, data, "-j", "2")
+    done = grade(folder, out, config, data, "-j", "3")
     rows = gradebook(out)
     return folder, out, done, {row["learner"]: row for row in rows}
 
