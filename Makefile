@@ -48,9 +48,10 @@ mutants: setup ## put all wrong and all right submissions through the checker: t
 	@$(PY) tests/mutants.py
 	@$(PY) tests/mutants.py assignment
 
-grade: setup ## grade the submissions in a folder: make grade SUBMISSIONS=dir, results in grades/
+grade: setup ## grade a folder: make grade SUBMISSIONS=dir [ROSTER=csv] [OUT=grades] [JOBS=n]
 	@[ -n "$(SUBMISSIONS)" ] || { echo "name the folder with the submissions: make grade SUBMISSIONS=dir" >&2; exit 1; }
-	@$(PY) -m assessment.grade "$(SUBMISSIONS)"
+	@$(PY) -m assessment.grade "$(SUBMISSIONS)" $(if $(ROSTER),--roster "$(ROSTER)") $(if $(OUT),--out "$(OUT)") \
+		$(if $(JOBS),-j "$(JOBS)")
 
 labs: setup ## make labs/ from solutions/, except what a learner has changed
 	@$(PY) -m assessment.labs

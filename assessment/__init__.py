@@ -7,12 +7,12 @@ report(args, model, **row)          # rank 0, after each epoch
 finish()                            # every rank, at the end; rank 0 says whether the target was reached
 """
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+from assessment.config import read_config
 from utils.errors import UserError
 
 CONFIG = Path(__file__).with_name("config.json")
@@ -24,13 +24,9 @@ def assignment(dataset=None, config=CONFIG):
 
     ``model``, ``processes`` and ``batch_size`` (images a step in each); ``epochs`` at most, within ``minutes``;
     ``target`` accuracy in ``patience`` epochs in a row, and that for a ``distinction``. Raises ``UserError`` for a
-    dataset that has no target.
+    dataset that has no target, and for what is wrong in ``config``.
     """
-    asked = json.loads(Path(config).read_text(encoding="utf-8"))
-    datasets, name = asked.pop("datasets"), dataset or asked["dataset"]
-    if name not in datasets:
-        raise UserError(f"{config} sets no target for {name}: choose one of {', '.join(datasets)}, or add it there")
-    return SimpleNamespace(**asked | datasets[name] | {"dataset": name})
+    return SimpleNamespace(**read_config(config, dataset))
 
 
 def report(args, model, **row):

@@ -27,17 +27,19 @@ from assessment import CONFIG, assignment, gradebook
 from assessment.checklists import checklist
 from assessment.conversation import Conversation, LostError
 from assessment.exam import keep_exams
-from assessment.feedback import write_feedback
+from assessment.feedback import keep, write_feedback
 from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
 from assessment.sandbox import NONE, Limits, best_kind, lacks
-from assessment.submissions import find
+from assessment.submissions import NOTHING, find
 from assessment.trial_data import Stage, trial_data
+from assessment.verdict import listed
 from utils.arguments import at_least
 from utils.devices import physical_cores
 from utils.errors import UserError, one_line_errors
 from utils.files import written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
+ROSTER = Path(".kept/roster.csv")
 RECIPE = 1  # a higher number makes everything be graded anew
 
 
@@ -49,7 +51,11 @@ def parse_args():
     add("folder", type=Path, metavar="DIR", help="the folder with the submissions")
     add("--out", type=Path, default=Path("grades"), help="where grades go (default: %(default)s)")
     add("-j", "--jobs", type=at_least(1), help="how many at once (default: as the cores allow)")
-    add("--roster", type=Path, help="CSV with the column learner, and name, id, email, login, section as you have them")
+    add(
+        "--roster",
+        type=Path,
+        help="CSV with the column learner, and name, id, email, login, section, canvas_id as you have them",
+    )
     add("--config", type=Path, default=CONFIG, help="the assignment (default: %(default)s)")
     add("--dataset", help="grade on this dataset, for which the assignment sets a target")
     add("--data-dir", type=Path, default=Path("data"), help="where prepared datasets lie")
@@ -71,22 +77,53 @@ def main():
     kind = NONE if args.no_sandbox else best_kind()
     if lacks(kind) and not args.no_sandbox:
         raise UserError(lacks(kind))
-    found = find(args.folder, task.source_kb, args.roster)
+    inside = args.out.resolve()
+    if args.folder.resolve() in (inside, *inside.parents):
+        raise UserError(
+            f"--out {args.out} lies in {args.folder}, where it would be taken for submissions: choose another"
+        )
+    roster = args.roster or kept_roster(args.out)
+    found = find(args.folder, task.source_kb, roster)
     if not found:
         raise UserError(f"{args.folder} holds no submission: <learner>/train.py, <learner>.py or <learner>.zip")
+    strangers = set(args.again) - {one.learner for one in found}
+    if strangers:
+        raise UserError(f"--again names {listed(sorted(strangers))}, of whom {args.folder} holds nothing")
     args.out.mkdir(parents=True, exist_ok=True)
+    if roster:
+        tell_who_does_not_match(found, roster)
     try:
         with FileLock(args.out / ".lock", timeout=0):
-            grades = ClassGrader(args, task, kind).grade(found)
+            grader = ClassGrader(args, task, kind)
+            if args.roster:
+                keep(args.out / ROSTER, args.roster.read_text(encoding="utf-8-sig"))
+            grades = grader.grade(found)
     except Timeout:
         raise UserError(f"another run is grading into {args.out}: wait for it or choose another --out") from None
     except KeyboardInterrupt:
-        sys.exit(f"interrupted; what has been graded is kept in {args.out}, and the same command goes on from there")
+        said = f"interrupted; what has been graded is kept in {args.out}, and the same command goes on from there"
+        print(said, file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     faults = [grade for grade in grades if grade.verdict == FAULT]
     for grade in faults:
         print(f"{grade.learner}: the grader failed\n{grade.fault}", file=sys.stderr)
     print(gradebook.summary_line(grades, args.out))
     sys.exit(1 if faults else 0)
+
+
+def kept_roster(out):
+    """Return the roster that this class was graded with the last time, None where there was none."""
+    path = out / ROSTER
+    return path if path.exists() else None
+
+
+def tell_who_does_not_match(found, roster):
+    """Say who handed in and is not on the roster: names that are spelled differently have two rows."""
+    strangers = [one.learner for one in found if not one.about]
+    absent = [one.learner for one in found if one.problem == NOTHING]
+    if strangers:
+        missing = f"; on it, and without a submission: {listed(absent, 10)}" if absent else ""
+        print(f"not on the roster {roster}: {listed(strangers, 10)}{missing}", file=sys.stderr)
 
 
 class ClassGrader:
@@ -106,8 +143,7 @@ class ClassGrader:
         waiting = queue.SimpleQueue()
         for one in found:
             if one.key not in done and one.problem:
-                cause = f"{one.problem}; no attempt is used"
-                done[one.key] = Grade(one.learner, one.key, NOT_GRADABLE, cause, nothing_earned(self.lab))
+                done[one.key] = Grade(one.learner, one.key, NOT_GRADABLE, one.problem, nothing_earned(self.lab))
                 self._keep(done[one.key], digests[one.key])
             elif one.key not in done:
                 waiting.put(one)
@@ -119,7 +155,7 @@ class ClassGrader:
             for grade in grades:
                 write_feedback(grade, self.task, self.args.out / "learners" / grade.key)
             about = {one.key: one.about for one in found}
-            gradebook.write(grades, about, self.args.out)
+            gradebook.write(grades, about, self.args.out, len(found) - len(grades))
         return grades
 
     def _grade_all(self, waiting, total, done, digests):

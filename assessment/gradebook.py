@@ -4,18 +4,21 @@ import csv
 import io
 import re
 from collections import Counter
+from textwrap import shorten
 from xml.etree import ElementTree
 
 from assessment.feedback import headline, keep, page
-from assessment.marking import FAULT, PASS, Grade
+from assessment.marking import FAIL, FAULT, NOT_GRADABLE, PASS, Grade
+from assessment.submissions import NOTHING
 
 ASSIGNMENT = "Data-parallel training"
+WIDE = 400  # letters of what is told in one line
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write(grades, about, out):
-    """Write all files about a class into the folder ``out``.
+def write(grades, about, out, waiting=0):
+    """Write all files about a class into the folder ``out``; ``waiting`` submissions are not graded yet.
 
     ``about`` maps a grade's ``key`` to the learner's row of the roster. What could not be graded has no points
     in Canvas' and Moodle's files: there an empty cell leaves a grade as it is.
@@ -24,7 +27,7 @@ def write(grades, about, out):
     keep(out / "canvas.csv", table(canvas(grades, about)))
     keep(out / "moodle.csv", table(moodle(grades, about)))
     keep(out / "junit.xml", junit(grades))
-    keep(out / "summary.html", summary(grades))
+    keep(out / "summary.html", summary(grades, about, waiting))
 
 
 def table(rows):
@@ -106,8 +109,8 @@ def xml_text(text):
     return NO_XML.sub("\ufffd", text)
 
 
-def summary(grades):
-    """Return the page about the class."""
+def summary(grades, about, waiting=0):
+    """Return the page about the class; ``about`` and ``waiting`` as in ``write``."""
     graded = [grade for grade in grades if grade.is_graded]
     rows = []
     for at, check in enumerate(grades[0].checks if grades else ()):
@@ -117,14 +120,15 @@ def summary(grades):
         rows[-1]["often"] = often[0][0] if often else ""
     rows.sort(key=lambda row: -row["failed"])
     faults = [grade for grade in grades if grade.verdict == FAULT]
-    facts = {"grades": grades, "checks": rows, "faults": faults, "line": summary_line(grades)}
+    told = [(grade, about.get(grade.key, {}).get("name", ""), first_line(grade)) for grade in grades]
+    facts = {"told": told, "checks": rows, "faults": faults, "line": summary_line(grades), "waiting": waiting}
     return page("summary.html", picture=accuracies(graded), **facts)
 
 
 def accuracies(grades):
     """Return a figure of the accuracies on hidden images, from the lowest to the highest, as HTML."""
     found = sorted(grade.accuracy for grade in grades if grade.accuracy is not None)
-    if not found:
+    if len(found) < 2:
         return ""
     from utils import plots  # matplotlib takes a second to import
 
@@ -138,13 +142,18 @@ def summary_line(grades, out=None):
     """Return how many submissions have which verdict, and where the files are."""
     counts = Counter(grade.verdict for grade in grades)
     with_distinction = sum(grade.verdict == PASS and grade.is_distinguished for grade in grades)
-    told = [f"{count} {verdict}" for verdict, count in counts.most_common()]
+    told = [f"{counts[verdict]} {verdict}" for verdict in (PASS, FAIL, NOT_GRADABLE, FAULT) if counts[verdict]]
     if with_distinction:
-        told.append(f"{with_distinction} of them with distinction")
+        told[0] += f" ({with_distinction} with distinction)"
+    absent = sum(grade.cause == NOTHING for grade in grades)
+    if absent:
+        told = [f"{one} ({absent} handed in nothing)" if NOT_GRADABLE in one else one for one in told]
     where = f"; begin with {out / 'summary.html'}" if out else ""
     return f"{len(grades)} submissions: {', '.join(told)}{where}"
 
 
 def first_line(grade: Grade):
-    """Return the first line of what a learner is to look at."""
-    return next((line.strip() for line in grade.cause.splitlines() if line.strip()), "")
+    """Return on one line what a learner is to look at first: the step, and what was seen; or a remark."""
+    lines = [line.strip() for line in grade.cause.splitlines() if line.strip()] or grade.remarks
+    wanted = lines[:2] if lines and lines[0].endswith(":") else lines[:1]
+    return shorten(" ".join(wanted), WIDE, placeholder=" …")

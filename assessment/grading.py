@@ -24,6 +24,7 @@ from assessment.conversation import LostError, answering
 from assessment.exam import given_name
 from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks, Idle
+from assessment.labs import is_solution
 from assessment.marking import (
     FAIL,
     PASS,
@@ -88,6 +89,8 @@ class Grader:
                 result = examine(script, self.lab, ORDER, server, self.stage)
             mark_behaviour(grade.checks, result)
             grade.cause, grade.remarks = cause_of(result), list(result.advice)
+            if is_solution(script.read_bytes(), self.lab.name):
+                grade.remarks.append("this is the course's own solution")
             if result.has_trained:
                 self._train(grade, script, result.unknown)
             elif not grade.cause:

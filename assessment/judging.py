@@ -155,6 +155,9 @@ def explained(trial, correct, reported):
         return ": the network was in training mode"
     if differing_buffers(evaluations):
         return ": the ranks judged with running statistics of their own"
+    last = [rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps]
+    if len(last) > 1 and all(last) and differing(last):
+        return ": the ranks judged with weights of their own"
     if len(rows) > 1 and 0 < twice < total:
         return f": {twice} of the {total} test images counted twice"
     if len(means) > 1 and abs(sum(means) / len(means) - reported) < EXACT:

@@ -15,6 +15,7 @@ A lab ends in a line with the hash of all before it, so that a lab that a learne
 and never overwritten.
 """
 
+import ast
 import hashlib
 import re
 import sys
@@ -74,6 +75,14 @@ def is_untouched(text):
     return bool(seal) and hashlib.sha256(text[: seal.start()].encode()).hexdigest()[:12] == seal[1]
 
 
+def is_solution(text, name, root=ROOT):
+    """Say whether ``text`` is the program of ``solutions/<name>.py``, however it is laid out and commented."""
+    source = Path(root, "solutions", f"{name}.py")
+    if not source.exists():
+        return False
+    return ast.dump(ast.parse(text)) == ast.dump(ast.parse(solution(source.read_text(encoding="utf-8"))))
+
+
 def starters(root=ROOT):
     """Yield each solution under ``root`` and the starter that is made from it: labs, and the assignment."""
     for source in sorted(Path(root, "solutions").glob("[0-9]*.py")):
@@ -90,6 +99,8 @@ def make_labs(root=ROOT):
     """Write every starter under ``root`` and return the paths of those kept because a learner changed them."""
     kept = []
     for source, target in starters(root):
+        if not source.exists():
+            continue  # a course may be handed out without the assignment's solution
         try:
             text = sealed(starter(source.read_text(encoding="utf-8")), source.name)
         except UserError as problem:
@@ -116,6 +127,8 @@ def reset(lab, root=ROOT):
     if not found:
         raise UserError(f"there is no lab {lab}")
     ((source, target),) = found
+    if not source.exists():
+        raise UserError(f"{source} is not here, so {target.name} cannot be made anew: take it from where the course is")
     if target.exists() and not is_untouched(target.read_text(encoding="utf-8", errors="replace")):
         kept = target.with_name(f"{target.stem}-{datetime.now():%Y-%m-%d-%H%M%S}.py")
         target.rename(kept)

@@ -13,13 +13,15 @@ import re
 import stat
 import tarfile
 import zipfile
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from assessment.labs import is_untouched
+from assessment.verdict import listed
 from utils.errors import UserError
 
-SCRIPT = "train.py"
+SCRIPT, NOTHING = "train.py", "nothing was handed in"
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_ENTRIES, MOST_PACKED, MOST_UNPACKED = 2_000, 5_000_000, 50_000_000  # of an archive
 
@@ -43,8 +45,7 @@ def find(folder, most_kb, roster=None):
     """Return the ``Submission`` of each learner in ``folder``, and of those who are in ``roster`` alone, by name.
 
     ``roster`` is a CSV file with the column ``learner`` (the name of the folder or file), and any of ``name``,
-    ``id``, ``email``, ``login``, ``section``. Raises ``UserError`` where either cannot be read, or where somebody
-    handed in twice.
+    ``id``, ``email``, ``login``, ``section``, ``canvas_id``. Raises ``UserError`` where either cannot be read.
     """
     rows = read_roster(roster) if roster else {}
     try:
@@ -58,11 +59,12 @@ def find(folder, most_kb, roster=None):
             continue
         learner, key = name.decode("utf-8", "replace"), _key(name)
         if key in found:
-            raise UserError(f"{learner} handed in twice in {folder}: keep one of the two")
+            found[key] = replace(found[key], script=b"", problem="it was handed in twice, as a folder and as a file")
+            continue
         found[key] = Submission(learner, key, *_read(entry, most_kb), about=rows.pop(learner, {}))
     for learner, about in rows.items():
         key = _key(os.fsencode(learner))
-        found[key] = Submission(learner, key, problem="nothing was handed in", about=about)
+        found[key] = Submission(learner, key, problem=NOTHING, about=about)
     return [found[key] for key in sorted(found)]
 
 
@@ -72,9 +74,16 @@ def read_roster(path):
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as CSV ({error}): name a roster") from None
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read as CSV ({why}): name a roster") from None
     if not rows or "learner" not in rows[0]:
-        raise UserError(f"{path} has no column learner: it names each folder or file that is handed in")
+        raise UserError(
+            f"{path} has no column learner, which names each folder or file that is handed in; its columns, divided by"
+            f" commas: {', '.join(filter(None, rows[0])) if rows else 'none'}"
+        )
+    twice = [name for name, count in Counter(row["learner"] for row in rows).items() if count > 1]
+    if twice:
+        raise UserError(f"{path} has {twice[0]} twice: keep one row for each learner")
     return {row["learner"]: {name: value or "" for name, value in row.items() if name} for row in rows}
 
 
@@ -113,7 +122,7 @@ def _bytes(entry, most):
     if entry.is_symlink():
         raise NotGradableError("it is a link; hand in the file itself")
     if entry.is_dir():
-        return _plain_file(os.path.join(entry.path, SCRIPT.encode()), most)
+        return _from_folder(entry.path, most)
     name = entry.name.lower()
     if name.endswith(b".py"):
         return _plain_file(entry.path, most)
@@ -121,12 +130,21 @@ def _bytes(entry, most):
     return _from_zip(packed, most) if name.endswith(b".zip") else _from_tar(packed, most, name.endswith(b"gz"))
 
 
+def _from_folder(path, most):
+    try:
+        return _plain_file(os.path.join(path, SCRIPT.encode()), most)
+    except FileNotFoundError:
+        there = [os.fsdecode(name).encode("utf-8", "replace").decode() for name in sorted(os.listdir(path))]
+        what = f"; it holds {listed(map(repr, there))}" if there else ", which is empty"
+        raise NotGradableError(f"there is no {SCRIPT} in the folder{what}") from None
+
+
 def _plain_file(path, most):
     """Read a file that is no link, no pipe and no device, at most ``most`` bytes."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise NotGradableError(f"there is no {SCRIPT} in the folder") from None
+        raise
     except OSError as error:
         why = "is a link; hand in the file itself" if os.path.islink(path) else f"cannot be read ({error.strerror})"
         raise NotGradableError(f"{SCRIPT} {why}") from None
@@ -170,14 +188,15 @@ def _from_tar(packed, most, is_compressed):
 
 
 def _chosen(names):
-    """Return which of an archive's entries is the script; it stands at the top, or in one folder."""
+    """Return which of an archive's entries is the script: the one that lies least deep."""
     if len(names) > MOST_ENTRIES:
         raise NotGradableError(f"the archive holds more than {MOST_ENTRIES} files")
     paths = [PurePosixPath(name.replace("\\", "/")) for name in names]
     leading = next((path for path in paths if path.is_absolute() or ".." in path.parts), None)
     if leading is not None:
         raise NotGradableError(f"the archive holds {str(leading)!r}, which leads out of it")
-    found = [at for at, path in enumerate(paths) if path.name == SCRIPT and len(path.parts) <= 2]
+    depths = {at: len(path.parts) for at, path in enumerate(paths) if path.name == SCRIPT}
+    found = [at for at, depth in depths.items() if depth == min(depths.values())]
     if len(found) != 1:
         raise NotGradableError(f"the archive holds {len(found) or 'no'} {SCRIPT}; it must hold one")
     return found[0]

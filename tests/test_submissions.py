@@ -22,8 +22,9 @@ def test_folders_files_and_archives_are_found(tmp_path):
     (tmp_path / "anna/train.py").write_bytes(GOOD)
     (tmp_path / "bob.py").write_bytes(GOOD)
     with zipfile.ZipFile(tmp_path / "carla.zip", "w") as archive:
-        archive.writestr("work/train.py", GOOD)
-        archive.writestr("work/notes.txt", b"x" * 10)
+        archive.writestr("course/assessment/train.py", GOOD)
+        archive.writestr("course/assessment/old/train.py", b"older")
+        archive.writestr("course/notes.txt", b"x" * 10)
     with tarfile.open(tmp_path / "dora.tar.gz", "w:gz") as archive:
         told = tarfile.TarInfo("train.py")
         told.size = len(GOOD)
@@ -64,7 +65,8 @@ def zip_with(*names, content=GOOD, method=zipfile.ZIP_STORED):
         (("x.py", lambda path: path.write_bytes(b"\xff\xfe")), "no Python program"),
         (("x.py", lambda path: path.write_text("(" * 5000)), "no Python program"),
         (("x.py", lambda path: path.write_text("-" * 60_000 + "1")), "no Python program"),
-        (("x", lambda path: path.mkdir()), "no train.py"),
+        (("x", lambda path: path.mkdir()), "no train.py in the folder, which is empty"),
+        (("x", lambda path: (path.mkdir(), (path / "train (1).py").touch())), "it holds 'train (1).py'"),
         (zip_with("a.py"), "holds no train.py"),
         (zip_with("a/train.py", "b/train.py"), "holds 2 train.py"),
         (zip_with("../train.py"), "leads out of it"),
@@ -114,7 +116,18 @@ def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
     (tmp_path / "r.csv").write_text("name\nx\n")
     with pytest.raises(UserError, match="no column learner"):
         read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text("learner;id\nanna;1\n")
+    with pytest.raises(UserError, match="divided by commas: learner;id"):
+        read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text("learner,id\nanna,1\nanna,2\n")
+    with pytest.raises(UserError, match="has anna twice"):
+        read_roster(tmp_path / "r.csv")
+    with pytest.raises(UserError, match=r"none.csv cannot be read as CSV \(No such file or directory\)"):
+        read_roster(tmp_path / "none.csv")
+
+
+def test_who_hands_in_twice_delays_nobody(tmp_path):
     (tmp_path / "anna.py").write_bytes(GOOD)
     (tmp_path / "anna").mkdir()
-    with pytest.raises(UserError, match="handed in twice"):
-        find(tmp_path, 64)
+    (tmp_path / "bob.py").write_bytes(GOOD)
+    assert problems(tmp_path) == {"anna": "it was handed in twice, as a folder and as a file", "bob": None}

@@ -38,8 +38,19 @@ ITEMS = (
             (THREE, shares.obeys_the_seed),
         ),
         f"a sampler shuffles alike on all ranks and deals the images out ({DOCS}/data.html, DistributedSampler)",
-        "DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True) and set_epoch(epoch)",
+        "DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True)",
         points=15,
+        own={
+            shares.orders_change: (
+                "a sampler shuffles by its seed and the epoch, and learns of the epoch only when it is told"
+                f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
+                "sampler.set_epoch(epoch) before each epoch",
+            ),
+            shares.obeys_the_seed: (
+                "--seed decides in which order the images come",
+                "DistributedSampler(..., seed=args.seed), torch.manual_seed(args.seed)",
+            ),
+        },
     ),
     Item(
         3,
