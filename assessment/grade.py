@@ -180,6 +180,8 @@ class ClassGrader:
                         done[grade.key] = grade
                         self._keep(grade, digests[grade.key])
                         bar.update()
+                        if bar.disable:  # no terminal: the log of an unattended run
+                            print(f"{len(done)} of {total}: {grade.learner}: {grade.verdict}", file=sys.stderr)
             finally:
                 for talk in talks:
                     talk.stop("grading was interrupted")

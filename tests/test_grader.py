@@ -111,6 +111,8 @@ def test_a_class_is_graded_to_the_last_one(graded):
     _, out, done, rows = graded
     assert done.returncode == 0, done.stderr[-3000:]
     assert rows.keys() == {shown(one.name) for one in SCRIPTS} | REFUSED.keys()
+    log = [line for line in done.stderr.splitlines() if f" of {len(rows)}: " in line]
+    assert len(log) == len(SCRIPTS) and log[-1].startswith(f"{len(rows)} of {len(rows)}: ")
     assert all(float(row["seconds"]) < 240 for row in rows.values())
     for name in ("canvas.csv", "moodle.csv", "junit.xml", "summary.html"):
         assert (out / name).stat().st_size
