@@ -13,7 +13,7 @@ from assessment.conversation import LostError
 from utils.failures import explain_failure
 from utils.ranklogs import RankLogs
 
-GRACE_S, POLL_S = 3, 0.05
+GRACE_S, POLL_S, LONGEST_GAP_S = 3, 0.05, 0.5
 
 
 class ForkedRanks:
@@ -70,17 +70,22 @@ class ForkedRanks:
 
 
 class Idle:
-    """Say, asked again and again, whether the processes of ``server`` have computed nothing for ``limit_s`` seconds."""
+    """Say, asked again and again, whether the processes of ``server`` have computed nothing for ``limit_s`` seconds.
+
+    Only time in which it was asked counts: where it was not, or the whole machine stood still, nothing was seen.
+    """
 
     def __init__(self, server, limit_s):
         self._server, self._limit_s = server, limit_s
-        self._computed, self._since = 0.0, time.monotonic()
+        self._computed, self._idle_s, self._asked_at = 0.0, 0.0, time.monotonic()
 
     def __call__(self):
-        computed = self._server.cpu_s()
+        computed, now = self._server.cpu_s(), time.monotonic()
+        self._idle_s += min(now - self._asked_at, LONGEST_GAP_S)
+        self._asked_at = now
         if abs(computed - self._computed) > 0.1:  # less, where a process that had computed has ended
-            self._computed, self._since = computed, time.monotonic()
-        return time.monotonic() - self._since > self._limit_s
+            self._computed, self._idle_s = computed, 0.0
+        return self._idle_s > self._limit_s
 
 
 def _environment(processes, rank):
