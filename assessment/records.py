@@ -11,6 +11,7 @@ from utils.runs import COLUMNS
 
 MOST_BYTES = 1_000_000  # of a record that is read
 CLOSE = 1e-6  # less than one image in any test set
+ONLY_ROSE = "that epochs at the target are counted in a row was not judged: the accuracy hardly ever fell"
 
 
 def metrics(trial):
@@ -144,7 +145,8 @@ def stops_together(trial):
     wanted = next((at for at in range(patience, len(reached) + 1) if all(reached[at - patience : at])), epochs)
     each = steps_an_epoch(trial)
     if len(set(counts)) == 1 and abs(counts[0] - wanted * each) < each / 2:
-        return HOLDS
+        in_all, in_a_row = _ends([number(row.get("val_accuracy")) >= target for row in metrics(trial.reference)])
+        return HOLDS if in_all < in_a_row else Verdict(True, ONLY_ROSE)
     return broken(
         f"--target-accuracy {target:g} --patience {patience} asks for {wanted} of the {epochs} epochs; steps taken:"
         f" {per_rank(counts)}, where {wanted} epochs have {wanted * each:.0f}"

@@ -48,7 +48,9 @@ def main():
 def is_about_the_assignment(submission):
     """Say whether a lab's script is data-parallel and right, or breaks a law of the assignment."""
     laws = {law.__name__ for item in checklist(ASSIGNMENT).items for _, law in item.laws} | {"survives", "meets"}
-    return submission.lab not in ("01", "02", ASSIGNMENT) and (submission.law is None or submission.law in laws)
+    if submission.law is None:
+        return submission.lab not in ("01", "02", ASSIGNMENT)
+    return submission.lab == "03" and submission.law in laws  # what is wrong in later ones stands behind their flags
 
 
 def told(submission, server, lab=None):

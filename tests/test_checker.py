@@ -57,6 +57,7 @@ def own_progress(tmp_path, monkeypatch):
     "04 the optimizer before the layers are swapped",
     "07 a rate that decays by powers",
     "09 an average from the first step on",
+    "assessment patience in all",
 )
 def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
     assert outcome(submission, server)[0] == submission.law
@@ -74,6 +75,13 @@ def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
 def test_a_right_script_passes_however_it_is_written(submission, server):
     found, result = outcome(submission, server)
     assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
+
+
+def test_no_law_fails_where_only_one_rank_has_trained(server):
+    (alone,) = [one for one in ALL["right"] if (one.lab, one.name) == ("01", "the solution")]
+    found, result = outcome(alone, server, "assessment")
+    assert found == "knows_its_rank"
+    assert not [miss for miss in result.misses if "the checker itself failed" in miss.verdict.symptom]
 
 
 @pytest.fixture
