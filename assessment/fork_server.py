@@ -100,13 +100,14 @@ class ForkServer:
         """End the server for good: every order from here on raises ``LostError`` with ``reason``."""
         self._talk.stop(reason)
 
-    def cpu_s(self):
-        """Return the processor time that the server and all that it has started have taken so far."""
-        total = 0.0
+    def work_done(self):
+        """Return how many seconds all that the server has started has computed, and whether one waits for a disk."""
+        total, is_reading = 0.0, False
         for one in system.family(self.pid) if self.pid else ():
             with suppress(psutil.NoSuchProcess):
                 total += sum(one.cpu_times()[:2])
-        return total
+                is_reading |= one.status() == psutil.STATUS_DISK_SLEEP
+        return total, is_reading
 
     def close(self):
         """End the server and all that it has started."""

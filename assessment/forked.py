@@ -70,9 +70,10 @@ class ForkedRanks:
 
 
 class Idle:
-    """Say, asked again and again, whether the processes of ``server`` have computed nothing for ``limit_s`` seconds.
+    """Say, asked again and again, whether the processes of ``server`` have done nothing for ``limit_s`` seconds.
 
-    Only time in which it was asked counts: where it was not, or the whole machine stood still, nothing was seen.
+    They compute, or wait for a disk: importing torch from a cold one takes long. Only time in which it was asked
+    counts: where it was not, or the whole machine stood still, nothing was seen.
     """
 
     def __init__(self, server, limit_s):
@@ -80,10 +81,10 @@ class Idle:
         self._computed, self._idle_s, self._asked_at = 0.0, 0.0, time.monotonic()
 
     def __call__(self):
-        computed, now = self._server.cpu_s(), time.monotonic()
+        (computed, is_reading), now = self._server.work_done(), time.monotonic()
         self._idle_s += min(now - self._asked_at, LONGEST_GAP_S)
         self._asked_at = now
-        if abs(computed - self._computed) > 0.1:  # less, where a process that had computed has ended
+        if is_reading or abs(computed - self._computed) > 0.1:  # less, where a process that had computed has ended
             self._computed, self._idle_s = computed, 0.0
         return self._idle_s > self._limit_s
 
