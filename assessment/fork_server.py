@@ -100,7 +100,7 @@ class ForkServer:
         """End the server for good: every order from here on raises ``LostError`` with ``reason``."""
         self._talk.stop(reason)
 
-    def work_done(self):
+    def activity(self):
         """Return how many seconds all that the server has started has computed, and whether one waits for a disk."""
         total, is_reading = 0.0, False
         for one in system.family(self.pid) if self.pid else ():

@@ -81,7 +81,7 @@ class Idle:
         self._computed, self._idle_s, self._asked_at = 0.0, 0.0, time.monotonic()
 
     def __call__(self):
-        (computed, is_reading), now = self._server.work_done(), time.monotonic()
+        (computed, is_reading), now = self._server.activity(), time.monotonic()
         self._idle_s += min(now - self._asked_at, LONGEST_GAP_S)
         self._asked_at = now
         if is_reading or abs(computed - self._computed) > 0.1:  # less, where a process that had computed has ended

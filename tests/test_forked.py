@@ -30,7 +30,7 @@ def test_a_run_is_idle_that_neither_computes_nor_reads(server, tmp_path, text, i
 
 def test_a_pause_of_the_whole_machine_is_no_idleness():
     computed = [5.0]
-    is_idle = Idle(SimpleNamespace(work_done=lambda: (computed[0], False)), limit_s=1)
+    is_idle = Idle(SimpleNamespace(activity=lambda: (computed[0], False)), limit_s=1)
     assert not is_idle()
     time.sleep(1.5)  # nobody looks, as when a virtual machine is stopped and goes on
     assert not is_idle()
