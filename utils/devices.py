@@ -50,7 +50,15 @@ def has_fast_bfloat16(device):
 
 
 def use_bfloat16(precision, device):
-    """Say whether to compute in bfloat16: as ``precision`` asks, or for ``auto`` where it pays."""
+    """Say whether to compute in bfloat16: as ``precision`` asks, or for ``auto`` where it pays.
+
+    The environment variable ``LOCKSTEP_PRECISION`` (auto, float32 or bfloat16) decides what ``auto`` means, so that
+    any processor can play one without instructions for bfloat16. Raises ``UserError`` where it is something else.
+    """
+    if precision == "auto":
+        precision = os.environ.get("LOCKSTEP_PRECISION") or "auto"
+        if precision not in PRECISIONS:
+            raise UserError(f"LOCKSTEP_PRECISION={precision} is unknown: choose one of {', '.join(PRECISIONS)}")
     return has_fast_bfloat16(device) if precision == "auto" else precision == "bfloat16"
 
 

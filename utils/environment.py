@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from packaging.requirements import Requirement
 
-from utils.devices import has_fast_bfloat16, physical_cores
+from utils.devices import physical_cores, use_bfloat16
 
 GIGABYTE = 1e9
 NEEDED_MEMORY_GB = 3
@@ -70,7 +70,7 @@ def _compute():
     yield Check("device", name)
     backend = "nccl" if gpus and dist.is_nccl_available() else "gloo" if dist.is_gloo_available() else "none"
     yield Check("backend", backend, "" if backend != "none" else "install a PyTorch with torch.distributed")
-    yield Check("precision", "bfloat16" if has_fast_bfloat16(device) else "float32 (no fast bfloat16 here)")
+    yield Check("precision", "bfloat16" if use_bfloat16("auto", device) else "float32")
     cores = physical_cores()
     yield Check("cores", str(cores), "" if cores > 1 else "the course works, but two processes share one core")
 
