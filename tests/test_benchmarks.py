@@ -1,9 +1,6 @@
 """The benchmark names what it measures; its numbers belong to ``make bench``, not to a test."""
 
-import subprocess
-import sys
-
-from conftest import ROOT
+from programs import run_program
 
 from benchmarks import pairs
 from benchmarks.__main__ import ROWS
@@ -15,7 +12,7 @@ def test_every_row_has_its_pair():
 
 
 def test_an_unknown_row_ends_in_one_line():
-    told = subprocess.run([sys.executable, "-m", "benchmarks", "rings"], cwd=ROOT, capture_output=True, text=True)
+    told = run_program("benchmarks", "rings")
     assert told.returncode == 1 and told.stdout == ""
     assert told.stderr.startswith("no row is named rings; there are two_for_one, ") and told.stderr.count("\n") == 1
 

@@ -2,19 +2,39 @@
 
 import json
 import math
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
+from conftest import until
+from programs import Program, run_program
 
-from utils.curves import CurveError, Settings, has_diverged, read_curve, train, train_curves
+from utils import models
+from utils.curves import CurveError, Settings, has_diverged, read_curve, train_curves
 from utils.data import load
 from utils.errors import UserError
 from utils.processes import family, kill
+from utils.train_curve import recompute_statistics, train
 
 SHORT = {"epochs": 2, "train_images": 512, "model": "lenet", "precision": "float32"}
+
+
+HOT = {"batch_size": 64, "base_lr": 40.0, "reference_batch": 1, "epochs": 1}
+CHANGES = {
+    "plain": {},
+    "too fast": {"base_lr": 1e6},
+    "far too fast": {"base_lr": 1e20, "epochs": 5},
+    "hot and cold": HOT,
+    "hot and warm": HOT | {"warmup_epochs": 1000.0},
+    "novograd": {"optimizer": "novograd", "base_lr": 0.02, "weight_decay": 1e-3, "epochs": 6},
+}
+pytestmark = pytest.mark.xdist_group("curves")  # they share what is trained
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    """Train each of ``CHANGES``, all in one call: most of its time is the start of its processes."""
+    asked = [settings(digits, **changes) for changes in CHANGES.values()]
+    return dict(zip(CHANGES, train_curves(asked, show=False), strict=True))
 
 
 def settings(digits, **changes):
@@ -42,8 +62,8 @@ def test_many_curves_come_back_in_order_and_equal_those_trained_alone(digits):
         assert point["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
 
 
-def test_a_diverged_run_is_marked(digits):
-    (curve,) = train_curves([settings(digits, base_lr=1e6)], show=False)
+def test_a_diverged_run_is_marked(trained):
+    curve = trained["too fast"]
     assert curve.diverged and curve.time_to(0.9) == math.inf
 
 
@@ -56,18 +76,17 @@ def test_rates_follow_the_scaling_rule_from_the_reference_batch():
         train_curves([Settings(**asked, lr_scaling="cubic")])
 
 
-def test_warm_up_begins_with_small_steps(digits):
+def test_warm_up_begins_with_small_steps(trained):
     """At a rate that ruins the network at once, one whole run of warm-up keeps the loss finite."""
-    hot = {"batch_size": 64, "base_lr": 40.0, "reference_batch": 1, "epochs": 1}
-    (cold, warm) = train_curves([settings(digits, **hot), settings(digits, **hot, warmup_epochs=1000.0)], show=False)
+    cold, warm = trained["hot and cold"], trained["hot and warm"]
     assert not cold.points[0]["train_loss"] < 3 and warm.points[0]["train_loss"] < 3
 
 
 def test_a_failing_curve_raises_with_its_own_traceback_and_leaves_no_process(digits, tmp_path):
     with pytest.raises(CurveError, match=r"(?s)Traceback.*--train-images 13000 is out of range"):
         train_curves([settings(digits), settings(digits, train_images=13_000)], show=False)
-    with pytest.raises(CurveError, match="not prepared"):
-        train_curves([settings(tmp_path)], show=False)
+    with pytest.raises(UserError, match="not prepared"):
+        list(train(settings(tmp_path)))
 
 
 def test_an_interrupt_ends_all_processes(digits):
@@ -75,15 +94,13 @@ def test_an_interrupt_ends_all_processes(digits):
 from utils.curves import *
 train_curves([Settings(data_dir={str(digits)!r}, epochs=1000) for _ in range(4)], show=False)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    process = Program("-c", code)
     try:
-        deadline = time.monotonic() + 60
-        while len(members := family(process.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(2)  # into the training
-        assert len(members) >= 2
+        until(lambda: len(family(process.pid)) >= 2, 60, "the processes that train")
+        members = family(process.pid)
+        until(lambda: all(sum(one.cpu_times()[:2]) > 0.5 for one in members if one.pid != process.pid), 60, "work")
         process.send_signal(2)
-        assert b"KeyboardInterrupt" in process.communicate(timeout=10)[1]
+        assert "KeyboardInterrupt" in process.wait().stderr
         assert not [member for member in members if member.is_running()]
     finally:
         kill(family(process.pid))
@@ -100,32 +117,50 @@ def test_the_rate_climbs_then_decays():
     assert Settings(batch_size=16, base_lr=0.1, warmup_epochs=1).rate_at(0, 20) == 0.1  # smaller than the reference
 
 
-def test_novograd_trains_and_bad_settings_are_named_before_a_process_starts(digits):
-    asked = settings(digits, optimizer="novograd", base_lr=0.02, weight_decay=1e-3, epochs=6)
-    (curve,) = train_curves([asked], show=False)
-    assert curve.points[-1]["train_loss"] < min(curve.points[0]["train_loss"], math.log(10)) - 0.1
+def test_novograd_trains(trained):
+    points = trained["novograd"].points
+    assert points[-1]["train_loss"] < min(points[0]["train_loss"], math.log(10)) - 0.1
+
+
+def test_bad_settings_are_named_before_a_process_starts(digits):
     for changes, told in (
         ({"optimizer": "adamax"}, "choose sgd or novograd"),
         ({"optimizer": "novograd", "base_lr": -1.0}, "lr is -1.0"),
         ({"warmup_epochs": -1}, "warmup_epochs is -1; choose 0 or more"),
         ({"epochs": 0}, "epochs is 0; choose 1 or more"),
+        ({"shrink": 0}, "shrink is 0; choose 1 or more"),
         ({"precision": "bf16"}, "precision 'bf16' is unknown"),
         ({"dataset": digits}, "settings are plain numbers and texts: .*PosixPath"),
     ):
         with pytest.raises(UserError, match=told):
             train_curves([settings(digits, **changes)])
-    with pytest.raises(CurveError, match="batch_size 600 is more than the 512 training images"):
-        train_curves([settings(digits, batch_size=600)], show=False)
+    with pytest.raises(UserError, match="batch_size 600 is more than the 512 training images"):
+        list(train(settings(digits, batch_size=600)))
 
 
-def test_a_loss_that_is_not_finite_ends_the_curve(digits):
-    (curve,) = train_curves([settings(digits, base_lr=1e20, epochs=5)], show=False)
+def test_a_loss_that_is_not_finite_ends_the_curve(trained):
+    curve = trained["far too fast"]
     assert curve.diverged and len(curve.points) < 5
     assert curve.points[-1]["samples"] < len(curve.points) * 512
 
 
-def test_the_classes_accuracies_make_up_that_of_all(digits):
-    (curve,) = train_curves([settings(digits)], show=False)
+def test_statistics_are_recomputed_and_training_does_not_notice(digits):
+    network, images = models.build("wide-resnet-tiny", 1, 10), load("digits", digits, "train").shrunk(2).images[:512]
+    network.train()
+    recompute_statistics(network, images, bfloat16=False)
+    network.eval()
+    normalised = network[:3](images)  # pixels, first convolution, its BatchNorm
+    assert normalised.mean((0, 2, 3)).abs().max() < 1e-3 and (normalised.var((0, 2, 3)) - 1).abs().max() < 0.02
+    asked = {"model": "wide-resnet-tiny", "train_images": 256, "base_lr": 0.2}
+    plain, precise = train_curves(
+        [settings(digits, **asked, precise_batchnorm=count) for count in (0, 200)], show=False
+    )
+    losses = [[point["train_loss"] for point in curve.points] for curve in (plain, precise)]
+    assert losses[0] == losses[1] and plain.accuracy != precise.accuracy
+
+
+def test_the_classes_accuracies_make_up_that_of_all(trained, digits):
+    curve = trained["plain"]
     counts = load("digits", digits, "test").labels.bincount()
     for point in curve.points:
         together = (torch.tensor(point["class_accuracy"]) * counts).sum() / counts.sum()
@@ -146,7 +181,7 @@ finish(record)
 
 def record(folder, losses):
     """Write a run's record in a process of its own, whose signals and end are the record's."""
-    subprocess.run([sys.executable, "-c", RECORD, str(folder), json.dumps(losses)], check=True, timeout=60)
+    assert run_program("-c", RECORD, folder, json.dumps(losses)).returncode == 0
 
 
 def test_a_record_is_read_as_a_curve(tmp_path):

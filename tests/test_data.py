@@ -1,14 +1,14 @@
 """Datasets: prepared once by whoever comes first, whole or not at all, and every fault named in a line."""
 
 import os
-import signal
 import struct
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import need
+from conftest import need, until
+from programs import Program, run_program
 from torch.utils.data import DataLoader
 
 from utils.data import DATASETS, load, prepare, whole_batch
@@ -21,9 +21,7 @@ NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0
 
 def shell(*args, **environment):
     """Run the command-line preparation and return its finished process."""
-    return subprocess.run(
-        [*PREPARE, *map(str, args)], env=os.environ | environment, capture_output=True, text=True, timeout=120
-    )
+    return run_program("utils.data", *args, environment=os.environ | environment)
 
 
 def leftovers(root):
@@ -57,6 +55,15 @@ def test_a_batch_is_one_indexing_call_and_the_images_it_names(digits):
     assert torch.equal(images[1], data[1][0]) and labels[0] == data[3][1]
 
 
+def test_shrunk_images_are_means_of_squares_of_pixels(digits):
+    images = load("digits", digits, "test")
+    small = images.shrunk(2)
+    assert small.images.shape == (len(images), 1, 14, 14) and small.images.dtype == torch.uint8
+    square = images.images[5, 0, 12:14, 16:18].float().mean()
+    assert abs(small.images[5, 0, 6, 8].float() - square) <= 0.5
+    assert torch.equal(small.labels, images.labels) and images.shrunk(1) is images
+
+
 def test_ranks_share_one_copy_in_memory(digits):
     """The images are mapped from the file, so the kernel keeps one copy for all processes."""
     images = load("digits", digits, "train").images
@@ -78,12 +85,10 @@ def test_loading_never_prepares(tmp_path):
 
 
 def test_ten_processes_at_once_prepare_one_file(tmp_path):
-    preparing = [
-        subprocess.Popen([*PREPARE, "digits", "--data-dir", tmp_path], stdout=subprocess.PIPE, text=True)
-        for _ in range(10)
-    ]
-    said = {process.communicate(timeout=180)[0] for process in preparing}
-    assert [process.returncode for process in preparing] == [0] * 10
+    preparing = [Program("utils.data", "digits", "--data-dir", tmp_path) for _ in range(10)]
+    done = [one.wait(180) for one in preparing]
+    said = {one.stdout for one in done}
+    assert [one.returncode for one in done] == [0] * 10
     assert len(said) == 1 and "12,000 train images" in said.pop()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.lock", "digits.pt"]
 
@@ -105,10 +110,9 @@ def test_a_prepare_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_pa
         "    print('half', flush=True); time.sleep(60)\n"
         f"torch.save = slow; data.prepare('digits', {str(tmp_path)!r})"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"half\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=10)
+    process = Program("-c", code)
+    until(lambda: process.stdout == "half\n", 60, "a file half written")
+    process.kill()
     with pytest.raises(UserError, match="not prepared"):
         load("digits", tmp_path)
     (tmp_path / ".digits.download.part").mkdir()  # what a killed download leaves

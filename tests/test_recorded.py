@@ -70,7 +70,7 @@ def test_recorded_rules_rank_as_the_live_ones_do():
 
 def test_recorded_momentum_and_decay_help_as_the_live_ones_do():
     found = ends("07_momentum", "base_lr", "momentum", "lr_decay")
-    plain, memory, longer = found["0.02", "0", "0"], found["0.02", "0.9", "0"], found["0.2", "0", "0"]
+    plain, memory, longer = found["0.01", "0", "0"], found["0.01", "0.9", "0"], found["0.1", "0", "0"]
     assert min(mean(memory), mean(longer)) > mean(plain) + 0.01
     assert mean(found["0.2", "0.9", "0.05"]) > mean(found["0.2", "0.9", "0"])
 

@@ -3,13 +3,17 @@
     start("01_one_device")
     guess = predict("How many times more images per second at batch 256 than at batch 1?", unit="times")
     ratio = ...                                            # measured on this machine
-    claim("a large batch is faster", ratio > 2, found=f"{ratio:.1f} times", expected="over 2", answers=guess)
+    claim("a large batch is faster", ratio, at_least=2, unit="times", answers=guess)
     summary()
 
-A claim that fails raises where CI is set; for a learner it shows a red box and the notebook goes on.
-``LOCKSTEP_SCALE=quick`` cuts runs to a few steps (``at_scale``) and leaves the claims out, saying so.
+A claim is a measured number against a bound. One that fails raises where CI is set; for a learner it shows a red
+box and the notebook goes on. ``LOCKSTEP_SCALE=quick`` cuts runs to a few steps (``at_scale``) and leaves the claims
+out, saying so. ``LOCKSTEP_SEED`` moves all seeds of a notebook (``seeds``), and ``LOCKSTEP_CLAIMS`` names a file that
+gets a line for each claim: so the same measurements can be made again and again, and their spread be known.
 """
 
+import json
+import math
 import os
 from dataclasses import dataclass, field
 from html import escape
@@ -20,6 +24,7 @@ from IPython.display import HTML, display
 
 from utils import progress
 from utils.errors import UserError
+from utils.files import cannot_write
 
 BOX = "border-left: 4px solid {colour}; padding: 0.3em 0.8em; margin: 0.3em 0"
 LEFT = "style='text-align: left'"
@@ -119,32 +124,72 @@ def predict(question, choices=None, unit=""):
     return prediction
 
 
-def claim(text, condition, *, found, expected="", answers=None):
-    """State ``text`` and hold it against a measurement: ``condition`` must be true.
+def claim(text, measured, *, at_least=None, at_most=None, unit="", told=None, answers=None):
+    """State ``text`` and hold the number ``measured`` against its bounds.
 
-    ``found`` is what was measured and ``expected`` what the claim asks, in words; ``answers`` is the
-    ``Prediction`` that the measurement settles. Raises ``ClaimError`` where CI is set and the claim fails.
+    It holds from ``at_least`` up to ``at_most``, both included; one of the two may be left out. ``told`` says what was
+    measured in words, where a number with its ``unit`` is not enough; ``answers`` is the ``Prediction`` that the
+    measurement settles. Raises ``ClaimError`` where CI is set and the claim fails.
     """
+    measured = float(measured)
+    bounds = [bound for bound in (at_least, at_most) if bound is not None]
+    if not bounds or not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
+        raise UserError(f"claim {text!r} needs at_least, at_most or both, as numbers in this order")
+    found = told or _number(measured, unit)
     if answers is not None:
-        answers.measured = str(found)
+        answers.measured = found
     if is_quick():
-        _show(f"left out at quick scale: {escape(text)} (found: {escape(str(found))})", GREY)
+        _show(f"left out at quick scale: {escape(text)} (found: {escape(found)})", GREY)
         return
-    holds = bool(condition)
+    holds = (at_least is None or measured >= at_least) and (at_most is None or measured <= at_most)
     _chapter.claims[text] = holds
-    wanted = f" (expected: {escape(str(expected))})" if expected else ""
+    _keep_line(text, measured, at_least, at_most)
+    words = {"at least": at_least, "at most": at_most}
+    wanted = " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+    wanted = f"{wanted} {unit}".strip()
     guess = f"<br>You predicted: {escape(answers.told())}." if answers is not None and answers.value is not None else ""
+    shown = f"Measured here: {escape(found)} (claimed: {escape(wanted)}).{guess}"
     if holds:
-        _show(f"<b>✓ {escape(text)}</b><br>Measured here: {escape(str(found))}{wanted}.{guess}", GREEN)
+        _show(f"<b>✓ {escape(text)}</b><br>{shown}", GREEN)
         return
     if os.environ.get("CI"):
-        raise ClaimError(f"{text}: expected {expected or 'it to hold'}, found {found}")
+        raise ClaimError(f"{text}: claimed {wanted}, found {found}")
     _show(
-        f"<b>✗ Not so on this machine: {escape(text)}</b><br>Measured here: {escape(str(found))}{wanted}.{guess} Close"
-        " other programs and run the cell again; should it stay so, your machine differs from those tried, and the"
-        " sentences around this cell do not hold for it.",
+        f"<b>✗ Not so on this machine: {escape(text)}</b><br>{shown} Close other programs and run the cell again;"
+        " should it stay so, your machine differs from those tried, and the sentences around this cell do not hold"
+        " for it.",
         RED,
     )
+
+
+def seeds(count):
+    """Return the seeds of ``count`` runs: 0, 1, 2 …, or as many from ``LOCKSTEP_SEED`` on.
+
+    At quick scale there is only the first. Raises ``UserError`` where ``LOCKSTEP_SEED`` is no whole number.
+    """
+    text = os.environ.get("LOCKSTEP_SEED") or "0"
+    if not text.isdecimal():
+        raise UserError(f"LOCKSTEP_SEED={text} is no seed: choose a whole number from 0 on")
+    return tuple(range(int(text), int(text) + at_scale(count, 1)))
+
+
+def _keep_line(text, measured, at_least, at_most):
+    """Add the claim to the file that ``LOCKSTEP_CLAIMS`` names, if it names one."""
+    path = os.environ.get("LOCKSTEP_CLAIMS")
+    if not path:
+        return
+    line = {"chapter": _chapter.name, "claim": text, "value": measured, "at_least": at_least, "at_most": at_most}
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise UserError(cannot_write(path, error)) from error
+
+
+def _number(value, unit=""):
+    """Return a measured number as text, with three digits that count."""
+    text = f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
+    return f"{text} {unit}".strip()
 
 
 def summary():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from utils import digits, sources
@@ -41,15 +42,25 @@ class Images(Dataset):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices):
-        """Fetch a whole batch at once; a ``DataLoader`` calls this with the indices of its sampler."""
+        """Fetch a whole batch at once; a ``DataLoader`` calls this with the indices of its sampler.
+
+        ``index_select`` copies an image as one block of memory, ``images[indices]`` pixel by pixel.
+        """
         indices = torch.as_tensor(indices)
-        return self.images[indices], self.labels[indices]
+        return self.images.index_select(0, indices), self.labels.index_select(0, indices)
 
     def first(self, count):
         """Return the dataset cut to its first ``count`` images. Raises ``UserError`` if it has fewer."""
         if not 0 < count <= len(self):
             raise UserError(f"--train-images {count} is out of range: the dataset has {len(self):,} images")
         return replace(self, images=self.images[:count], labels=self.labels[:count])
+
+    def shrunk(self, factor):
+        """Return the dataset with squares of ``factor`` x ``factor`` pixels averaged: 28x28 become 14x14 by 2."""
+        if factor == 1:
+            return self
+        pooled = F.avg_pool2d(self.images.float(), factor).round_()
+        return replace(self, images=pooled.to(torch.uint8))
 
 
 def whole_batch(batch):

@@ -1,0 +1,108 @@
+"""The table of claims: what notebooks claim, measured again and again in both precisions, held each time."""
+
+import ast
+import math
+from functools import cache
+
+import nbformat
+import pytest
+from conftest import ROOT
+
+from benchmarks import claims
+
+NOTEBOOK = """
+from utils import claims
+claims.start("99_made_up")
+(seed,) = claims.seeds(1)
+claims.claim("seeds are moved", seed, at_least=0, at_most=100)
+claims.claim("the first seed is none of the later ones", seed, at_most=9)
+"""
+
+
+def row(value, at_least=None, at_most=None):
+    return {"value": value, "at_least": at_least, "at_most": at_most}
+
+
+@cache
+def claimed():
+    """Return (chapter, text) and bounds of every claim that a notebook makes; bounds that are computed are left out."""
+    found = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type != "code" or "claims.claim(" not in cell.source:
+                continue
+            lines = ["" if line.startswith("%") else line for line in cell.source.splitlines()]
+            for node in ast.walk(ast.parse("\n".join(lines))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "claims.claim":
+                    bounds = {one.arg: one.value for one in node.keywords if one.arg in ("at_least", "at_most")}
+                    found[path.stem, ast.literal_eval(node.args[0])] = {
+                        name: ast.literal_eval(value) for name, value in bounds.items()
+                    }
+    return found
+
+
+def test_the_table_holds_claims_of_the_notebooks_with_their_bounds():
+    for one in claims.read():
+        if one["claim"] != claims.SECONDS:
+            bounds = {name: one[name] for name in ("at_least", "at_most") if one[name] is not None}
+            assert claimed()[one["chapter"], one["claim"]] == bounds
+    assert len(claimed()) >= 60
+
+
+def test_what_was_measured_often_enough_held_every_time_with_its_margin():
+    for key, by in claims.spreads(claims.read()).items():
+        for precision, spread in by.items():
+            assert spread.held == len(spread.values), (key, precision)
+            assert spread.is_sure or len(spread.values) < claims.RUNS, (key, precision)
+
+
+def test_the_page_is_that_of_the_runs():
+    assert (claims.RESULTS / "claims.md").read_text(encoding="utf-8") == claims.page(claims.read())
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "margin", "is_sure"),
+    [
+        ([5, 7] * 5, {"at_least": 1}, 5 / math.sqrt(10 / 9), True),
+        ([5, 7] * 5, {"at_most": 8}, 2 / math.sqrt(10 / 9), False),
+        ([5, 7] * 5, {"at_least": 2, "at_most": 7}, 1 / math.sqrt(10 / 9), False),
+        ([5] * 10, {"at_most": 5}, math.inf, True),
+        ([6] * 10, {"at_most": 5}, -math.inf, False),
+        ([5, 7] * 4, {"at_least": 1}, 5 / math.sqrt(8 / 7), False),
+        ([100.0] * 9 + [0.0], {"at_least": 1}, 89 / math.sqrt(1000), False),
+    ],
+    ids=["sure", "a small margin", "the nearer bound", "no spread", "beyond", "eight runs", "one missed"],
+)
+def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, is_sure):
+    spread = claims.Spread.of([row(value, **bounds) for value in values])
+    assert spread.margin == pytest.approx(margin) and spread.is_sure == is_sure
+
+
+@pytest.fixture
+def chapter(tmp_path, monkeypatch):
+    """Return the path of a made-up notebook with two claims, whose runs are kept apart from the course's."""
+    path = tmp_path / "99_made_up.ipynb"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
+    notebook.cells.append(nbformat.v4.new_code_cell("from assessment.check import check\nraise ValueError"))
+    nbformat.write(notebook, path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    monkeypatch.setattr(claims, "notebooks", lambda _asked=(): {"99_made_up": path})
+    return path
+
+
+def test_runs_are_kept_at_once_and_only_the_missing_ones_are_made(chapter, capsys):
+    claims.gather([], ["float32"], 2)
+    rows = claims.read()
+    assert [(one["seed"], one["value"]) for one in rows if one["claim"] == "seeds are moved"] == [(0, 0.0), (10, 10.0)]
+    assert "seed 10" in capsys.readouterr().out
+    claims.gather([], ["float32"], 2)
+    assert claims.read() == rows and not capsys.readouterr().out
+    by = claims.spreads(rows)
+    assert by["99_made_up", "the first seed is none of the later ones"]["float32"].held == 1
+    assert "**✗**" in claims.page(rows)
+    chapter.write_text(chapter.read_text().replace("at_most=9", "at_most=19"))
+    claims.gather([], ["float32"], 1)
+    (again,) = [one for one in claims.read() if one["claim"].startswith("the first")]
+    assert (again["seed"], again["at_most"]) == (0, 19.0)
+    claims.gather([], ["float32"], 1, anew=True)
+    assert [one["claim"] for one in claims.read()].count(claims.SECONDS) == 1 and "seed 0" in capsys.readouterr().out
