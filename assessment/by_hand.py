@@ -1,6 +1,6 @@
 """The laws of lab 02: the batch divided by load, and gradients that travel round a ring."""
 
-from assessment.gradients import count_images, gradients_are_averaged, is_local
+from assessment.gradients import count_images, gradients_are_averaged, is_local, is_no_number
 from assessment.laws import per_rank
 from assessment.rates import choice
 from assessment.verdict import HOLDS, broken, unseen
@@ -51,9 +51,11 @@ def goes_round_the_ring(trial):
         return broken(
             f"{large['name']} carries {size:,} numbers, where the lab asks for send and receive", large["line"]
         )
-    counts = count_images(rounds[0])[0]
     if not sent:
         return unseen("nothing was sent between the ranks yet")
+    if any(is_no_number(step) or not step.rows for step in rounds[0]):
+        return unseen("the first step shows no images, or no gradient")
+    counts = count_images(rounds[0])[0]
     steps = max(1, len(rank.steps) - 1)
     if gradients_are_averaged(trial.evidence):
         messages = 2 * (world_size - 1)

@@ -1,10 +1,11 @@
 """A lab's checklist: which trials its script is put through, which laws make up each step, what to say on a miss.
 
-``examine(script, lab)`` runs the trials and returns a ``Result``: the state of every step, and one root cause.
+``examine(script, lab, order)`` runs the trials and judges them. ``judge(lab, script, run, order)`` is the second half
+alone, a pure function from trials to a ``Result``: the state of every step, and one root cause.
 """
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,11 +99,12 @@ class Result:
         return next((item for item in self.lab.items if self.states[item.number] == UNBEGUN), None)
 
 
-def examine(script, lab, order, server=None, stage=None):
+def examine(script, lab, order, server=None, stage=None, look=None):
     """Run ``lab``'s trials on ``script`` and return the ``Result``; a learner's mistake is a result, no error.
 
     ``order`` lists all laws from cause to consequence. Who examines many scripts hands over a ``ForkServer``, and
-    the ``Stage`` with the data for trials.
+    the ``Stage`` with the data for trials. ``look`` is shown the trials by name and the ``Result``, while what
+    the trials left is still there.
     """
     script = Path(script).absolute()
     try:
@@ -111,8 +113,19 @@ def examine(script, lab, order, server=None, stage=None):
         raise UserError(f"{script} cannot be read: name a lab's script") from None
     if is_untouched(text):
         return Result(lab, script, {item.number: UNSEEN for item in lab.items}, [], is_untouched=True)
+    began, untouched = time.monotonic(), untouched_steps(lab.name, text)
+    with tried(script, lab, untouched, server, stage) as trials:
+        result = judge(lab, script, trials.done, order, untouched)
+        if look:
+            look(trials.done, result)
+    result.seconds, result.unknown = time.monotonic() - began, trials.unknown
+    return result
+
+
+@contextmanager
+def tried(script, lab, untouched=frozenset(), server=None, stage=None):
+    """Put ``script`` through ``lab``'s trials and yield the ``Trials``; what they left goes when the block ends."""
     with ExitStack() as stack:
-        began, untouched = time.monotonic(), untouched_steps(lab.name, text)
         server = server or stack.enter_context(ForkServer())
         folder = Path(mkdtemp(prefix="lockstep-check-", dir=server.work))
         stack.callback(remove, folder)
@@ -123,18 +136,14 @@ def examine(script, lab, order, server=None, stage=None):
         for plan in lab.plans:
             if own.attempt(plan).state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
-        _judge_by_one_process(own)
-        result = _judge(lab, script, own.done, order, untouched)
-    result.seconds, result.unknown = time.monotonic() - began, own.unknown
-    result.has_trained = any(rank.steps for trial in own.done.values() for rank in trial.evidence.ranks)
-    result.ends = {name: trial.state for name, trial in own.done.items()}
-    return result
+        _compare_with_one_process(own)
+        yield own
 
 
-def _judge_by_one_process(trials):
+def _compare_with_one_process(trials):
     """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
     finished = [one for one in trials.done.values() if one.state == "finished" and one.evidence.world_size > 1]
-    hidden = [one for one in finished if one.is_watched and _asked(averages, one).holds is None]
+    hidden = [one for one in finished if one.is_watched and asked(averages, one).holds is None]
     if hidden and "batch_size" in hidden[0].evidence.settings:
         settings = {"epochs": 2, "batch_size": 16, "seed": 3}
         small = {"model": "lenet"}  # nothing in it looks at one share alone
@@ -146,7 +155,7 @@ def _judge_by_one_process(trials):
             one.undivided = pair
 
 
-def _asked(law, trial):
+def asked(law, trial):
     """Return the verdict of ``law``; a fault of the checker's own is told as such and never a learner's miss."""
     try:
         return law(trial)
@@ -154,19 +163,21 @@ def _asked(law, trial):
         return unseen(f"the checker itself failed at this ({law.__name__}: {type(fault).__name__}: {fault})")
 
 
-def _seen(law, trial, order):
+def _seen(law, trial, order, ask):
     """Return the verdict of ``law``, which does not hold yet where a run ended before every rank had trained.
 
     Laws up to ``meets`` are about how a run begins and ends: those do.
     """
-    verdict = _asked(law, trial)
+    verdict = ask(law, trial)
     is_partial = trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
     return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
 
-def _judge(lab, script, run, order, untouched):
+def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
     """Hold the laws of every step against the trials, and put what does not hold in the order of causes.
 
+    ``run`` maps the names of the plans that were run to their ``Trial``; ``untouched`` are the numbers of the steps
+    that stand in the script as the starter has them. ``ask(law, trial)`` returns a verdict.
     A run that failed or hung names its cause; but what runs before it have shown that finished comes first.
     """
     states, misses, advice = {}, [], []
@@ -174,7 +185,7 @@ def _judge(lab, script, run, order, untouched):
     early = {name for name in early if run[name].state != "finished"}
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
-        verdicts = [(name, law, _seen(law, run[name], order)) for name, law in item.laws if name in run]
+        verdicts = [(name, law, _seen(law, run[name], order, ask)) for name, law in item.laws if name in run]
         told = {law: one.symptom for _, law, one in verdicts if one.holds and one.symptom}  # of each law once
         missed = [Miss(law, one, item, name in early) for name, law, one in verdicts if not one.holds]
         is_wrong = any(one.verdict.holds is False for one in missed)
@@ -182,10 +193,19 @@ def _judge(lab, script, run, order, untouched):
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or lacks else DONE
         advice += told.values() if not is_wrong else ()
         misses += missed
-    ends = [(name, law, _asked(law, one)) for name, one in run.items() for law in (survives, meets)]
+    ends = [(name, law, ask(law, one)) for name, one in run.items() for law in (survives, meets)]
     misses += [Miss(law, verdict, ended_early=name in early) for name, law, verdict in ends if not verdict.holds]
     misses.sort(key=lambda miss: (miss.ended_early, order.index(miss.law)))  # stable: of one law the first trial first
     if all(state == DONE for state in states.values()):
         untouched = set()  # done in other places
     states |= dict.fromkeys(untouched, UNBEGUN)
-    return Result(lab, script, states, misses, advice=list(dict.fromkeys(advice)), untouched=untouched)
+    return Result(
+        lab,
+        script,
+        states,
+        misses,
+        advice=list(dict.fromkeys(advice)),
+        ends={name: trial.state for name, trial in run.items()},
+        has_trained=any(rank.steps for trial in run.values() for rank in trial.evidence.ranks),
+        untouched=set(untouched),
+    )

@@ -3,7 +3,7 @@
 import math
 
 from assessment.rates import choice
-from assessment.records import metrics, number
+from assessment.records import number
 from assessment.verdict import HOLDS, broken, unseen
 
 
@@ -21,17 +21,19 @@ def computes_as_asked(trial):
 
 def times_training(trial):
     """``epoch_time_s`` runs from the first batch to the last step, and leaves validation out."""
-    rows, rank = metrics(trial), trial.evidence.ranks[0]
-    if len(rows) < 2 or len(rank.evaluations) < 2:
+    rows, rank = trial.artifacts.metrics, trial.evidence.ranks[0]
+    epochs = trial.evidence.epochs(0)
+    if len(rows) < 2 or len(rank.evaluations) < 2 or not all(epochs[:2]) or len(epochs) < 2:
         return unseen("no second epoch was seen")
-    told = number(rows[1]["epoch_time_s"])
+    told = number(rows[1].get("epoch_time_s"))
     if not math.isfinite(told):
-        return broken(f"epoch 2 reports {rows[1]['epoch_time_s']} seconds")
+        return broken(f"epoch 2 reports {rows[1].get('epoch_time_s')} seconds")
     judged = [one["time"] for one in rank.named("forward") if not one["teaches"]]
-    epoch = trial.evidence.epochs(0)[1]
-    least = epoch[-1].time - epoch[0].time
-    before = max(time for time in judged if time < epoch[0].time)
-    most = min(time for time in judged if time > epoch[-1].time) - before
+    first, last = epochs[1][0].time, epochs[1][-1].time
+    earlier, later = [time for time in judged if time < first], [time for time in judged if time > last]
+    if not earlier or not later:
+        return unseen("epoch 2 was not seen between two validations")
+    least, most = last - first, min(later) - max(earlier)
     if told < least - 0.02:
         return broken(f"epoch 2 took at least {least:.2f} s; the record says {told:.2f} s")
     slow = trial.delays.get("evaluation:0", 0.0)

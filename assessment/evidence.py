@@ -1,5 +1,7 @@
 """What a run did, rank by rank: the recorder's events put into steps, epochs and evaluations.
 
+In events ``rows`` are the images of a forward pass: their indices in the split that it is about, None for others.
+
 evidence = Evidence.read(folder, world_size, data, settings)
 evidence.ranks[1].steps[0].rows      # the training images of rank 1's first optimizer step
 """
@@ -79,6 +81,9 @@ class Evidence:
         for path in sorted(Path(folder).glob("*.jsonl")):
             whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")  # a rank may die while it writes
             written = [json.loads(line) for line in whole.splitlines()]
+            for one in written:
+                if "rows" in one:
+                    one["rows"] = data.find("train" if one["teaches"] else "test", one["rows"])
             told = [one["rank"] for one in written if one["event"] in ("start", "group") and one["rank"] is not None]
             if told and int(told[-1]) in events:
                 events[int(told[-1])] += written
@@ -129,7 +134,7 @@ def _assemble(rank, data):
             if pending is None or pending.after != len(rank.steps):
                 pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["line"])
                 rank.evaluations.append(pending)
-            pending.rows += data.find("test", event["rows"])
+            pending.rows += event["rows"]
             pending.in_training_mode |= event["layers_in_training"]
         elif kind == "call" and event["name"].startswith("clip_grad"):
             clipped = True
@@ -157,7 +162,7 @@ def _other_half(step, event):
 def _step(event, forwards, clipped, data):
     rows, labels, weights = [], [], []
     for forward in forwards:
-        found = data.find("train", forward.get("rows", []))
+        found = forward.get("rows", [])
         told = read_off(forward["logits"], forward["told"]["gradient"], [data.label(row) for row in found])
         rows += found
         labels += told[0]

@@ -22,7 +22,7 @@ def gradients_are_averaged(evidence):
     if not rounds or not any(own(steps) for steps in rounds):
         return unseen("no rank's own gradients were seen")
     for number, steps in enumerate(rounds, start=1):
-        lost = next((step for step in steps if not all(math.isfinite(norm) for norm in step.norms.values())), None)
+        lost = next(filter(is_no_number, steps), None)
         if lost:
             return broken(f"the gradient of step {number} is no number: the training has diverged", lost.line)
     found = [count_images(steps) for steps in rounds]
@@ -37,6 +37,12 @@ def gradients_are_averaged(evidence):
                 return unequal(count, rank, number, step)
             scales.append((number, count.mean().item(), step))
     return scaled(scales, evidence.world_size)
+
+
+def is_no_number(step):
+    """Say whether a gradient of ``step``, a rank's own or the applied one, is infinite or not a number."""
+    sketched = (number for one in step.local.values() if one for number in one)
+    return not all(map(math.isfinite, (*step.norms.values(), *sketched)))
 
 
 def own(steps):

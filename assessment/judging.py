@@ -1,48 +1,33 @@
 """The laws of validation: the saved weights are the network's, and the reported number is theirs."""
 
 import re
-import zipfile
 
 import torch
 
 from assessment.laws import differing
-from assessment.records import metrics, number
-from assessment.sketch import sketch
+from assessment.records import number
 from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
 from assessment.watch_training import UNNAMED
-from utils import models
 
 PREFIXES = ("module.", "_orig_mod.")
-LARGEST, MOST_TEXT = 200_000_000, 100_000  # numbers in a tensor, bytes of a text that is searched
+MOST_TEXT = 100_000  # characters of a text that is searched
 EXACT = 2e-5  # a mean of means of two shares that differ by one image is further off
 
 
 def saved_weights(trial):
-    """Return ``model.pt`` as a state dictionary, or the ``Verdict`` that says why it cannot be had."""
-    path = trial.run_dir / "model.pt"
-    if not path.exists():
+    """Return the ``Weights`` in ``model.pt``, or the ``Verdict`` that says why they cannot be had."""
+    found = trial.artifacts.weights
+    if found is None:
         return unseen("the run did not finish") if trial.state != "finished" else broken("the run left no model.pt")
-    if zipfile.is_zipfile(path) and any(one.compress_type for one in zipfile.ZipFile(path).infolist()):
-        return broken("model.pt is compressed; torch.save does not do that")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as problem:
-        reason = str(problem).splitlines()[0][:120]
-        return broken(f"model.pt cannot be loaded with weights_only=True: {reason}")
-    if isinstance(state, dict) and any(torch.is_tensor(one) and one.numel() > LARGEST for one in state.values()):
-        return broken(f"model.pt holds a tensor of more than {LARGEST:,} numbers")
-    if not isinstance(state, dict) or not all(torch.is_tensor(one) for one in state.values()):
-        held = list(state)[:3] if isinstance(state, dict) else type(state).__name__
-        return broken(f"model.pt holds {held}, not the state_dict of a network")
-    return state
+    return broken(found) if isinstance(found, str) else found
 
 
 def saves_the_network(trial):
     """``model.pt`` is the bare network's ``state_dict`` after the last step."""
-    state = saved_weights(trial)
-    if not isinstance(state, dict):
-        return state
-    prefix = next((one for one in PREFIXES if any(name.startswith(one) for name in state)), None)
+    weights = saved_weights(trial)
+    if isinstance(weights, Verdict):
+        return weights
+    prefix = next((one for one in PREFIXES if any(name.startswith(one) for name in weights.names)), None)
     if prefix:
         return broken(f"the names in model.pt begin with {prefix!r}: it is the wrapper that was saved, not the network")
     last = next((rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps), None)
@@ -50,11 +35,12 @@ def saves_the_network(trial):
         return unseen("no rank trained")
     if not last:
         return HOLDS
-    names = sorted(set(last) & set(state))  # weights that are windows into one flat tensor have names of no optimizer
-    missing = sorted(name for name in set(last) - set(state) if not name.startswith(UNNAMED))
+    # Weights that are windows into one flat tensor have names of no optimizer.
+    names = sorted(set(last) & set(weights.names))
+    missing = sorted(name for name in set(last) - set(weights.names) if not name.startswith(UNNAMED))
     if missing:
         return broken(f"model.pt lacks {listed(missing)}")
-    saved = {name: sketch(state[name]) for name in names}
+    saved = {name: weights.sketches[name] for name in names}
     averaged = mean_of_last(trial, names)
     if differing([saved, {name: last[name] for name in names}]) and differing([saved, averaged]):
         return broken("the weights in model.pt are not those after the last step")
@@ -67,33 +53,14 @@ def mean_of_last(trial, names):
     return {name: torch.tensor([one.get(name, every[0][name]) for one in every]).mean(dim=0).tolist() for name in names}
 
 
-def rebuilt(state, data):
-    """Return the network of the course that ``state`` fits, in evaluation mode; None where none does."""
-    channels, classes = data.train.images.shape[1], len(data.train.classes)
-    for name in models.MODELS:
-        network = models.build(name, channels, classes, width=1.0, dropout=0.0)
-        fits = network.state_dict().keys() == state.keys()
-        if fits and all(one.shape == state[key].shape for key, one in network.state_dict().items()):
-            network.load_state_dict(state)
-            return network.eval()
-    return None
-
-
-@torch.inference_mode()
-def predictions(network, images):
-    return torch.cat([network(part).argmax(dim=1) for part in images.split(500)])
-
-
 def reports_the_truth(trial):
     """The reported accuracy is that of the saved network on all test images, each counted once."""
-    state = saved_weights(trial)
-    if not isinstance(state, dict):
+    if isinstance(saved_weights(trial), Verdict):
         return unseen("there are no saved weights to judge by")
-    network = rebuilt(state, trial.evidence.data)
-    if network is None:
+    predictions, test = trial.artifacts.predictions, trial.evidence.data.test
+    if predictions is None:
         return unseen("the saved weights fit no network of the course")
-    test = trial.evidence.data.test
-    correct = predictions(network, test.images) == test.labels
+    correct = predictions == test.labels
     accuracy = correct.float().mean().item()
     reported = reported_accuracy(trial, accuracy)
     if reported is None:
@@ -121,17 +88,11 @@ def wasteful(trial):
 
 def reported_accuracy(trial, truth):
     """Return the last accuracy in ``metrics.csv``; without that, the number nearest ``truth`` in what was written."""
-    rows = metrics(trial)
+    rows = trial.artifacts.metrics
     if rows and "val_accuracy" in rows[-1]:
         return number(rows[-1]["val_accuracy"])
-    texts = [
-        path.read_text(errors="replace")[-MOST_TEXT:]
-        for path in trial.run_dir.glob("*")
-        if path.suffix in (".csv", ".json", ".jsonl", ".txt", ".log")
-    ]
-    found = [
-        float(one) for text in (*texts, trial.logs[0][-MOST_TEXT:]) for one in re.findall(r"\d{1,3}\.\d{1,17}", text)
-    ]
+    texts = [text[-MOST_TEXT:] for text in (*trial.artifacts.texts.values(), trial.logs[0])]
+    found = [float(one) for text in texts for one in re.findall(r"\d{1,3}\.\d{1,17}", text)]
     candidates = [one for value in found for one in (value, value / 100) if 0 <= one <= 1]
     near = min(candidates, key=lambda one: abs(one - truth), default=None)
     if near is None:

@@ -7,9 +7,9 @@ is written.
 
 import re
 
-import torch
-
+from assessment.artifacts import Weights
 from assessment.gradients import gradients_are_averaged
+from assessment.sketch import distance
 from assessment.verdict import HOLDS, broken, listed, unseen
 from utils.failures import LOST_PEER
 
@@ -248,13 +248,15 @@ def equals_the_undivided(trial):
     ]
     if batches[0] != batches[1]:
         return unseen("one process with the undivided batch takes other images in a step, so nothing can be compared")
-    ours, whole = (torch.load(run.run_dir / "model.pt", weights_only=True) for run in (many, one))
-    apart = sum((ours[name].double() - whole[name].double()).square().sum() for name in whole) ** 0.5
-    size = sum(value.double().square().sum() for value in whole.values()) ** 0.5
-    if apart < UNDIVIDED * size:
+    ours, whole = (run.artifacts.weights for run in (many, one))
+    if not isinstance(ours, Weights) or not isinstance(whole, Weights) or set(ours.names) != set(whole.names):
+        return unseen("the two runs left no weights that could be compared")
+    apart = distance(ours.sketches, whole.sketches)
+    if apart < UNDIVIDED:
         return HOLDS
-    share = f"{100 * apart / size:.2g} %"
-    return broken(f"in the end the weights differ by {share} from those of one process with the undivided batch")
+    return broken(
+        f"in the end the weights differ by {100 * apart:.2g} % from those of one process with the undivided batch"
+    )
 
 
 def steps_alike(trial):

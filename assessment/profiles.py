@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 
-from assessment.records import metrics, number, summary
+from assessment.records import number
 from assessment.verdict import HOLDS, broken, unseen
 
 SLOW_S = 0.04
@@ -17,7 +17,7 @@ def profiled(trial):
     """Return ``step_ms`` of the record as three numbers, or the ``Verdict`` that says what is missing."""
     if trial.state != "finished":
         return unseen("the run did not finish")
-    told = summary(trial).get("step_ms")
+    told = trial.artifacts.summary.get("step_ms")
     parts = ("computing", "waiting", "communicating")
     if not isinstance(told, dict) or not all(isinstance(told.get(part), (int, float)) for part in parts):
         return broken("summary.json has no step_ms with computing, waiting and communicating")
@@ -26,10 +26,8 @@ def profiled(trial):
 
 def passes(trial, rank):
     """Return the milliseconds between the forward passes that a rank made after its training, in two halves."""
-    after = trial.evidence.ranks[rank].steps[-1].time
-    times = [
-        one["time"] for one in trial.evidence.ranks[rank].named("forward") if one["time"] > after and one["teaches"]
-    ]
+    steps, passed = trial.evidence.ranks[rank].steps, trial.evidence.ranks[rank].named("forward")
+    times = [one["time"] for one in passed if steps and one["time"] > steps[-1].time and one["teaches"]]
     half = len(times) // 2
     return [[1000 * (b - a) for a, b in itertools.pairwise(part)] for part in (times[:half], times[half:])]
 
@@ -90,10 +88,10 @@ def measures_communication(trial):
 
 def counts_the_cost(trial):
     """``device_seconds`` is the training time of all devices together."""
-    rows = metrics(trial)
+    rows = trial.artifacts.metrics
     if trial.state != "finished" or not rows:
         return unseen("the run did not finish")
-    told, one = summary(trial).get("device_seconds"), number(rows[-1]["time_s"])
+    told, one = trial.artifacts.summary.get("device_seconds"), number(rows[-1].get("time_s"))
     wanted = trial.evidence.world_size * one
     if told is not None and abs(told - wanted) < 0.01 * wanted:
         return HOLDS

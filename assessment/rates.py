@@ -9,6 +9,7 @@ EXACT = 1e-4  # relative
 ROUNDING = 3e-6  # of a sketch of float32 weights, relative to it
 NOVOGRAD_BETAS = 0.95, 0.98
 NO_RATE = "no rate was seen: not every rank took a step of a torch.optim.Optimizer"
+NO_IMAGES = "no image was seen in the first step, so its batch is unknown"
 
 
 def choice(trial, name, default):
@@ -56,6 +57,8 @@ def follows_the_batch(trial):
     """The rate is the base rate times the rule of the factor: effective batch / reference batch."""
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
+    if not effective_batch(trial):
+        return unseen(NO_IMAGES)
     (rate, factor), first = full_rate(trial), taken(trial)[0]
     if abs(first / rate - 1) < EXACT:
         return HOLDS
@@ -70,6 +73,8 @@ def knows_the_factor(trial):
     """The factor counts the images of all ranks: seen where the rate is the base rate times a factor."""
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
+    if not effective_batch(trial):
+        return unseen(NO_IMAGES)
     found, (_, factor) = taken(trial)[0] / flag(trial, "base_lr", 0.05), full_rate(trial)
     if abs(found - 1) < EXACT:
         return unseen("the rate does not follow the batch yet")
@@ -83,6 +88,8 @@ def rates_follow_the_plan(trial):
     rates = taken(trial)
     if not rates or not trial.evidence.rounds:
         return unseen(NO_RATE)
+    if not effective_batch(trial):
+        return unseen(NO_IMAGES)
     wanted = wanted_rates(trial, len(rates))
     off = [at for at, (one, other) in enumerate(zip(rates, wanted, strict=True)) if abs(one / other - 1) > 1e-3]
     if not off:
@@ -149,7 +156,7 @@ def _move(step, names):
 def remembers(trial):
     """Each step moves along v = momentum x v + gradient (Polyak's momentum as torch.optim.SGD has it)."""
     steps = trial.evidence.ranks[0].steps
-    if not steps or not _names(steps):
+    if not steps or not _names(steps) or not all(step.rates for step in steps):
         return unseen("no step was seen")
     names, momentum = _names(steps), flag(trial, "momentum", 0.9)
     velocity = torch.zeros(len(stacked(steps[0].applied, names)), dtype=torch.float64)
@@ -173,7 +180,7 @@ def _close(one, other, rounding=0.0):
 def chooses_the_optimizer(trial):
     """``--optimizer novograd`` takes other steps than SGD, whose first goes along the gradient as it is."""
     steps = trial.evidence.ranks[0].steps
-    if not steps or not _names(steps):
+    if not steps or not _names(steps) or not all(step.rates for step in steps):
         return unseen("no step was seen")
     names = _names(steps)
     gradient, weights = stacked(steps[0].applied, names), stacked(steps[0].before, names)

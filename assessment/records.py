@@ -1,29 +1,14 @@
 """The laws of what a run leaves: its record, who prints and who writes, who prepares the data, when it stops."""
 
-import csv
 import itertools
-import json
 import math
 
 from assessment.laws import ends_without_stopping, parting, per_rank, waits_for_ever
 from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
-MOST_BYTES = 1_000_000  # of a record that is read
 CLOSE = 1e-6  # less than one image in any test set
 ONLY_ROSE = "that epochs at the target are counted in a row was not judged: no accuracy was seen to fall"
-
-
-def metrics(trial):
-    """Return the rows of ``metrics.csv`` as dictionaries of text, [] where there is none."""
-    path = trial.run_dir / "metrics.csv"
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return []
-    try:
-        with open(path, newline="", encoding="utf-8", errors="replace") as file:
-            return list(csv.DictReader(file))
-    except csv.Error:
-        return []
 
 
 def without(trial, name):
@@ -67,7 +52,7 @@ def one_rank_writes(trial):
 
 def records_epochs(trial):
     """``metrics.csv`` has a row for each epoch, with times that are the training's and counts over all ranks."""
-    rows, evidence = metrics(trial), trial.evidence
+    rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows:
         return without(trial, "metrics.csv")
     if list(rows[0]) != list(COLUMNS):
@@ -90,7 +75,7 @@ def nth(epochs, number):
 
 def times_the_slowest_rank(trial):
     """An epoch takes as long as its slowest rank, from its first forward pass to its last step."""
-    rows, evidence = metrics(trial), trial.evidence
+    rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows or "epoch_time_s" not in rows[0]:
         return without(trial, "metrics.csv")
     for epoch, row in enumerate(rows, start=1):
@@ -112,7 +97,7 @@ def telling_target(trial):
     up and down enough, later than any two do. It lies so close below an epoch's accuracy that the shares of the
     ranks, of which one is better and one is worse, do not reach it in the same epoch.
     """
-    accuracies = [number(row.get("val_accuracy")) for row in metrics(trial)]
+    accuracies = [number(row.get("val_accuracy")) for row in trial.artifacts.metrics]
     targets = [high - CLOSE for low, high in itertools.pairwise(sorted(accuracies)) if high - low > 2 * CLOSE]
     ends = {target: _ends([one >= target for one in accuracies]) for target in targets}
     late = [target for target, (_, in_a_row) in ends.items() if in_a_row < len(accuracies)]
@@ -138,14 +123,16 @@ def stops_together(trial):
     if not all(counts):
         return unseen("not every rank trained")
     target, patience = float(trial.flags["target_accuracy"]), int(trial.flags["patience"])
-    epochs, rows = trial.evidence.settings["epochs"], metrics(trial)
+    epochs, rows = trial.evidence.settings["epochs"], trial.artifacts.metrics
     if target > 0 and not rows and len(set(counts)) == 1:
         return without(trial, "metrics.csv")
     reached = [number(row.get("val_accuracy")) >= target for row in rows] or [target <= 0] * epochs
     wanted = next((at for at in range(patience, len(reached) + 1) if all(reached[at - patience : at])), epochs)
     each = steps_an_epoch(trial)
     if len(set(counts)) == 1 and abs(counts[0] - wanted * each) < each / 2:
-        in_all, in_a_row = _ends([number(row.get("val_accuracy")) >= target for row in metrics(trial.reference)])
+        in_all, in_a_row = _ends(
+            [number(row.get("val_accuracy")) >= target for row in trial.reference.artifacts.metrics]
+        )
         return HOLDS if in_all < in_a_row else Verdict(True, ONLY_ROSE)
     return broken(
         f"--target-accuracy {target:g} --patience {patience} asks for {wanted} of the {epochs} epochs; steps taken:"
@@ -161,15 +148,9 @@ def steps_an_epoch(trial):
     return len(evidence.data.train) / evidence.world_size / evidence.settings["batch_size"]
 
 
-def summary(trial):
-    """Return ``summary.json``, {} where there is none."""
-    path = trial.run_dir / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def states_the_effective_batch(trial):
     """``summary.json`` states the images of a step over all ranks."""
-    told, rounds = summary(trial).get("effective_batch"), trial.evidence.rounds
+    told, rounds = trial.artifacts.summary.get("effective_batch"), trial.evidence.rounds
     if told is None or not rounds:
         return without(trial, "summary.json")
     taken = sum(len(step.rows) for step in rounds[0])

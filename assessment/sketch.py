@@ -5,17 +5,25 @@ A sketch of a tensor is its product with a few fixed random directions. Sketchin
 Johnson and Lindenstrauss 1984). Nothing here draws from torch's own random numbers.
 """
 
-from functools import cache
+import math
+from functools import lru_cache
 
 import torch
 
 DIRECTIONS = 4
+KEPT = 4_000_000  # numbers in the largest tensor whose directions are kept
 
 
-@cache
 def directions(numel):
     """Return the fixed random directions for tensors of ``numel`` elements: float32 [DIRECTIONS, numel]."""
+    return _kept(numel) if numel <= KEPT else _drawn(numel)
+
+
+def _drawn(numel):
     return torch.randn(DIRECTIONS, numel, generator=torch.Generator().manual_seed(numel))
+
+
+_kept = lru_cache(maxsize=None)(_drawn)
 
 
 def sketch(tensor):
@@ -34,3 +42,13 @@ def fingerprints(images):
     flat = flat - flat.mean(dim=1, keepdim=True)
     flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
     return flat @ directions(flat.shape[1]).T
+
+
+def distance(ours, theirs):
+    """Return how far the tensors sketched in ``ours`` are from those of the same names in ``theirs``.
+
+    It is relative to the size of all of them, and estimated from the sketches within about a tenth.
+    """
+    pairs = [pair for name in theirs for pair in zip(ours[name], theirs[name], strict=True)]
+    apart, size = math.hypot(*(a - b for a, b in pairs)), math.hypot(*(b for _, b in pairs))
+    return apart / size if size else apart

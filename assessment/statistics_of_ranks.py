@@ -18,7 +18,7 @@ def _logits(trial):
     """Return the logits of the first step by training image."""
     found = {}
     for one in _first(trial):
-        found.update(zip(trial.evidence.data.find("train", one["rows"]), one["logits"], strict=True))
+        found.update(zip(one["rows"], one["logits"], strict=True))
     return found
 
 
@@ -69,6 +69,8 @@ def sends_gradients_through(trial):
     """The gradient of the first step is that of the undivided batch: backward sums over the ranks, too."""
     if not takes_statistics_of_all(trial):
         return unseen("it shows once forward is right")
+    if not trial.evidence.ranks[0].steps or not trial.reference.evidence.ranks[0].steps:
+        return unseen("no step was seen")
     ours, whole = trial.evidence.ranks[0].steps[0], trial.reference.evidence.ranks[0].steps[0]
     names = sorted(set(ours.applied) & set(whole.applied))
     apart = _distance([ours.applied[name] for name in names], [whole.applied[name] for name in names])
@@ -106,6 +108,8 @@ def combines_running_statistics(trial):
     evaluations = [rank.evaluations[0] for rank in ranks]
     before = [rank.steps[one.after - 1].buffers for rank, one in zip(ranks, evaluations, strict=True)]
     counts = [len(rank.steps[0].rows) for rank in ranks]
+    if not sum(counts):
+        return unseen("no image was seen in the first step")
     shares = [count / sum(counts) for count in counts]
     for name in (name for name in before[0] if name.endswith("running_mean")):
         spread = name.replace("running_mean", "running_var")

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from assessment.artifacts import Artifacts
 from assessment.evidence import Evidence, Rank
 from assessment.forked import ForkedRanks, Idle
 from assessment.labs import ROOT
@@ -29,10 +30,11 @@ CALM_ENVIRONMENT = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 @dataclass
 class Trial:
-    """One run of a script: its evidence, how it ended, and what it left in ``run_dir``."""
+    """One run of a script: its evidence, how it ended, and what it left: all that a law judges by."""
 
     script: Path
     evidence: Evidence
+    artifacts: Artifacts  # what it left in ``run_dir``
     run_dir: Path
     data_dir: Path
     flags: dict
@@ -89,6 +91,7 @@ def attempt(
     return Trial(
         Path(script),
         _evidence(evidence, processes, data, settings),
+        Artifacts(run_dir, data),
         run_dir,
         Path(data_dir),
         flags,

@@ -1,9 +1,8 @@
 """The law that being watched changes nothing."""
 
-import torch
-
 from assessment.judging import saved_weights
-from assessment.verdict import HOLDS, broken, unseen
+from assessment.sketch import distance
+from assessment.verdict import HOLDS, Verdict, broken, unseen
 
 SAME = 1e-4  # relative to the size of all weights; the same program on the same machine differs by nothing
 
@@ -21,16 +20,14 @@ def is_the_same_unwatched(trial):
     if not any(rank.steps for rank in watched.evidence.ranks):
         return unseen("no rank trained")
     one, other = saved_weights(watched), saved_weights(trial)
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    if isinstance(one, Verdict) or isinstance(other, Verdict):
         return unseen("there are no saved weights to compare")
-    if one.keys() != other.keys():
+    if set(one.names) != set(other.names) or one.sketches.keys() != other.sketches.keys():
         return broken("the run that was not watched saved another network")
-    floats = [name for name, value in one.items() if torch.is_floating_point(value)]
-    apart = sum((one[name].double() - other[name].double()).square().sum() for name in floats) ** 0.5
-    size = sum(one[name].double().square().sum() for name in floats) ** 0.5
-    if apart <= SAME * size:
+    apart = distance(other.sketches, one.sketches)
+    if apart <= SAME:
         return HOLDS
     return broken(
-        f"the weights differ by {100 * apart / size:.2g} % from those of the same run under the recorder: the script"
+        f"the weights differ by {100 * apart:.2g} % from those of the same run under the recorder: the script"
         " depends on something else than its settings and its seed"
     )

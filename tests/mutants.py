@@ -1,7 +1,8 @@
 """Put submissions through the checker: what it says of each, beside what it should say.
 
-python tests/mutants.py [right] [wrong] [assignment] [LAB ...] [NAME ...]
+python tests/mutants.py [--record] [right] [wrong] [assignment] [LAB ...] [NAME ...]
 
+With ``--record``, what was seen of those that are as they should be is kept for ``test_laws.py``, in ``recorded/``.
 With ``assignment``, the data-parallel scripts of all labs are put through the assignment's checklist: the right
 ones must pass there as well, the wrong ones whose law is one of the assignment's must be caught.
 """
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from recording import load, path_of, recorded, save
 from submitted import submissions
 
 from assessment.checklist import examine
@@ -20,27 +22,37 @@ from assessment.fork_server import ForkServer
 ASSIGNMENT = "assessment"
 
 
-def outcome(submission, server=None, lab=None):
+def outcome(submission, server=None, lab=None, look=None):
     """Return the law that the checker puts first for ``submission`` (``done`` where none is broken), and its result.
 
-    It is held against the checklist of ``lab``, by default that of the lab that it was written for.
+    It is held against the checklist of ``lab``, by default that of the lab that it was written for. ``look`` is shown
+    its trials and the result.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{submission.lab}_submission.py"
         script.write_text(submission.text(), encoding="utf-8")
-        result = examine(script, checklist(lab or submission.lab), ORDER, server)
+        result = examine(script, checklist(lab or submission.lab), ORDER, server, look=look)
+    return named(result), result
+
+
+def named(result):
+    """Return the law that ``result`` puts first, ``done`` where none is broken and all was seen."""
     if result.cause is not None:
-        return result.cause.law.__name__, result
-    return ("done" if result.is_done else "not seen"), result
+        return result.cause.law.__name__
+    return "done" if result.is_done else "not seen"
 
 
 def main():
-    words = [word for word in sys.argv[1:] if word != "assignment"]
+    words = set(sys.argv[1:]) - {"assignment", "--record"}
     lab = ASSIGNMENT if "assignment" in sys.argv[1:] else None
+    kept = {} if "--record" in sys.argv[1:] and lab is None else None
     chosen = [one for kind in ("right", "wrong") for one in submissions(kind) if is_asked(one, kind, words)]
     chosen = [one for one in chosen if lab is None or is_about_the_assignment(one)]
     with ForkServer() as server:
-        missed = sum(not told(submission, server, lab) for submission in chosen)
+        try:
+            missed = sum(not told(submission, server, lab, kept) for submission in chosen)
+        finally:  # also what was recorded before Ctrl-C
+            keep(kept or {})
     print(f"{len(chosen) - missed} of {len(chosen)} as they should be")
     return 1 if missed else 0
 
@@ -53,10 +65,16 @@ def is_about_the_assignment(submission):
     return submission.lab == "03" and submission.law in laws  # what is wrong in later ones stands behind their flags
 
 
-def told(submission, server, lab=None):
-    """Print the line of ``submission`` and say whether it is as it should be."""
-    found, result = outcome(submission, server, lab)
+def told(submission, server, lab=None, kept=None):
+    """Print the line of ``submission`` and say whether it is as it should be; then add its recording to ``kept``."""
+    seen = []
+    look = None if kept is None else lambda *run: seen.append(recorded(submission, *run))
+    found, result = outcome(submission, server, lab, look)
     is_right = found == (submission.law or "done")
+    if is_right and seen and seen[0] is None:
+        print("    its recording would not say so, and is not kept", flush=True)
+    elif is_right and seen:
+        kept[submission] = seen[0]
     mark = "   " if is_right else "NOT"
     print(f"{mark} {submission.lab}  {submission.name:<44} {found:<30} {result.seconds:4.0f} s", flush=True)
     for miss in () if is_right else result.misses:
@@ -65,11 +83,19 @@ def told(submission, server, lab=None):
     return is_right
 
 
+def keep(kept):
+    """Write the recordings in ``kept`` (by submission) beside those of the same labs that still have a submission."""
+    names = {(path_of(one), one.name) for kind in ("right", "wrong") for one in submissions(kind)}
+    for path in {path_of(one) for one in kept}:
+        own = {one.name: recording for one, recording in kept.items() if path_of(one) == path}
+        save(path, {name: one for name, one in (load(path) | own).items() if (path, name) in names})
+
+
 def is_asked(submission, kind, words):
-    """Say whether the words on the command line choose a submission; without words, all are chosen."""
-    kinds = {word for word in words if word in ("right", "wrong")}
-    others = set(words) - kinds
-    return (not kinds or kind in kinds) and (not others or bool(others & {submission.lab, submission.name}))
+    """Say whether the words on the command line choose a submission: of each sort of words that there are, one fits."""
+    kinds, labs = words & {"right", "wrong"}, {word for word in words if word.isdigit() or word == ASSIGNMENT}
+    sorts = (kinds, kind), (labs, submission.lab), (words - kinds - labs, submission.name)
+    return all(own in chosen for chosen, own in sorts if chosen)
 
 
 if __name__ == "__main__":

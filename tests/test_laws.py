@@ -1,0 +1,83 @@
+"""The laws judge what every submission was seen to do: recordings of whole checks by real processes, and no process.
+
+``make mutants`` holds the same expectations against real runs.
+"""
+
+from functools import cache
+
+import pytest
+from mutants import named
+from recording import AGAIN, digest, judged, load, path_of, played
+from submitted import submissions
+
+from assessment import check as checking
+from assessment.check import Report
+from assessment.checklist import UNSEEN, asked
+from assessment.checklists.common import ORDER
+from assessment.verdict import HOLDS, broken
+
+ALL = [*submissions("right"), *submissions("wrong")]
+KNOWN = {}  # (id of a trial, law) -> verdict: laws are pure
+
+
+@cache
+def recordings(path):
+    return load(path)
+
+
+@cache
+def run_of(submission):
+    """Return the recorded trials of ``submission`` by name."""
+    assert is_recorded(submission), f"not recorded as it stands: {AGAIN} {submission.lab} '{submission.name}'"
+    return played(submission, recordings(path_of(submission))[submission.name]["trials"])
+
+
+def known(law, trial):
+    """Return the verdict of ``law`` on a recorded ``trial``, worked out once."""
+    if (id(trial), law) not in KNOWN:
+        KNOWN[id(trial), law] = asked(law, trial)
+    return KNOWN[id(trial), law]
+
+
+def outcome(submission, ask=known):
+    """Return the ``Result`` that the recording of ``submission`` leads to."""
+    return judged(submission, run_of(submission), ask)
+
+
+def is_recorded(submission):
+    return recordings(path_of(submission)).get(submission.name, {}).get("digest") == digest(submission)
+
+
+@pytest.mark.parametrize("submission", ALL, ids=lambda one: f"{one.lab} {one.name}")
+def test_a_submission_is_judged_by_what_it_was_seen_to_do(submission):
+    result = outcome(submission)
+    told = [f"{miss.law.__name__}: {miss.verdict.symptom}" for miss in result.misses]
+    assert named(result) == (submission.law or "done"), told
+    assert not any("the checker itself failed" in line for line in told)
+
+
+@pytest.mark.parametrize("law", ORDER, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("verdict", [HOLDS, broken("whatever was seen")], ids=["holds", "is broken"])
+def test_no_law_can_be_replaced_by_one_verdict_unnoticed(law, verdict):
+    def ask(other, trial):
+        return verdict if other is law else known(other, trial)
+
+    assert any(named(outcome(one, ask)) != (one.law or "done") for one in ALL)
+
+
+def named_submission(lab, name):
+    (found,) = [one for one in ALL if (one.lab, one.name) == (lab, name)]
+    return found
+
+
+def test_a_miss_gets_the_hint_that_fits_it():
+    result = outcome(named_submission("assessment", "counts of one rank"))
+    told = repr(Report(result, checking.STRENGTHS))
+    assert "dist.all_reduce(sums)" in told and "if rank == 0" not in told
+    assert result.lab.beyond not in told  # something is to be done first
+
+
+def test_equal_images_on_all_ranks_show_nothing_of_averaging():
+    result = outcome(named_submission("assessment", "everything on every rank, and no wrapper"))
+    assert result.states[2] == "wrong" and result.states[3] == UNSEEN
+    assert result.states[1] == UNSEEN or "nothing prepared" in result.ends  # what no run has shown is not done
