@@ -1,15 +1,17 @@
 # Every target is a line in `make help`. The environment lives in .venv and is made by whatever needs it.
 PYTHON ?= python3
 PY := .venv/bin/python
+# Two tests at once: most of a test's time is one process that imports torch. The slowest are told, so that growth is seen.
+PYTEST := $(PY) -m pytest -n 2 --dist loadgroup --durations=20
 # The set-up is done again when the folder moved or one of these files changed.
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab setup test bench soak mutants grade labs format lock clean
+.PHONY: help lab setup test test-all test-notebooks test-slow bench claims soak mutants grade labs format lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
-		|| grep -hE '^[a-z]+:.*##' Makefile
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):[^#]*## (.*)/make \1|\2/' | column -t -s '|' 2>/dev/null \
+		|| grep -hE '^[a-z-]+:.*##' Makefile
 
 lab: setup ## set up what is missing and open the course in JupyterLab
 	@JUPYTER_CONFIG_PATH="$(CURDIR)/.jupyter" $(PY) -m jupyterlab
@@ -33,20 +35,32 @@ setup: ## make .venv with everything in it and prepare the embedded dataset
 	@$(PY) -m uv pip install --quiet --python $(PY) --no-deps --editable .
 	@echo "$(WANTED)" > .venv/.ready
 
-test: setup ## check style, then run the tests and every notebook
+test: setup ## check style, then test every property, with each notebook in a browser: some minutes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	@$(PY) -m nbstripout --verify notebooks/*.ipynb
-	@$(PY) -m pytest tests notebooks
+	@.venv/bin/actionlint -shellcheck= -pyflakes= .github/workflows/*.yml
+	@$(PYTEST) -m "not slow" tests
+
+test-all: test test-notebooks test-slow ## the same, then what follows
+
+test-notebooks: setup ## run all notebooks in full, with every claim that they make
+	@$(PY) -m pytest --durations=20 notebooks
+
+test-slow: setup ## the tests that take long: whole classes, whole datasets, every way of being stopped
+	@$(PYTEST) -m slow tests
 
 bench: setup ## measure the parts of the course beside what they are compared with: one table of ratios
 	@$(PY) -m benchmarks
 
+claims: setup ## measure what is missing of ten runs of every claim in each precision: hours; make claims CHAPTERS="04 05"
+	@$(PY) -m benchmarks.claims $(CHAPTERS) $(if $(ANEW),--anew)
+
 soak: setup ## start and end 100 training runs and count the ends that are not clean
 	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
 
-mutants: setup ## put all wrong and all right submissions through the checker: two tables, an hour and a half
-	@$(PY) tests/mutants.py
-	@$(PY) tests/mutants.py assignment
+mutants: setup ## put all wrong and right submissions through the checker, or some: make mutants LABS="03 04"
+	@$(PY) tests/mutants.py $(LABS)
+	@[ -n "$(LABS)" ] || $(PY) tests/mutants.py assignment
 
 grade: setup ## grade a folder: make grade SUBMISSIONS=dir [ROSTER=csv] [OUT=grades] [JOBS=n]
 	@[ -n "$(SUBMISSIONS)" ] || { echo "name the folder with the submissions: make grade SUBMISSIONS=dir" >&2; exit 1; }

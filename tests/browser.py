@@ -55,6 +55,18 @@ RUN_CELLS = f"""async ([first, last, wait]) => {{
 }}"""
 
 
+# Nothing is returned: what JupyterLab answers cannot always be sent.
+OPEN = """async (path) => {
+  await window.jupyterapp.commands.execute("docmanager:open", { path });
+}"""
+CLOSE = """async () => {
+  const panel = window.jupyterapp.shell.currentWidget;
+  await panel.context.sessionContext.shutdown();
+  panel.context.model.dirty = false;
+  panel.dispose();
+}"""
+
+
 class Lab:
     """JupyterLab serving a copy of the course in ``folder``, with quick runs."""
 
@@ -75,7 +87,7 @@ class Lab:
         self.address = self._await_address()
 
     def _await_address(self):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self._server.poll() is None:
             if found := re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text()):
                 return found[0]
@@ -96,18 +108,46 @@ def open_browser():
     return playwright, playwright.chromium.launch(executable_path=executable, args=CHROMIUM)
 
 
-class NotebookPage:
-    """A notebook open in the browser at 1280 pixels."""
+class Page:
+    """JupyterLab open in the browser at 1280 pixels, with one notebook at a time."""
 
-    def __init__(self, browser, lab, name):
+    def __init__(self, browser, lab):
         self.page = browser.new_page(viewport={"width": 1280, "height": 900})
-        path = f"notebooks/{name}.ipynb"
-        self.page.goto(f"{lab.address}/lab/workspaces/{uuid.uuid4().hex}/tree/{path}?token={lab.token}")
-        opened = "(path) => window.jupyterapp?.shell?.currentWidget?.context?.path === path"
-        self.page.wait_for_function(opened, arg=path, timeout=60_000)
+        self.page.goto(f"{lab.address}/lab/workspaces/{uuid.uuid4().hex}?token={lab.token}")
+        self.page.wait_for_function("() => window.jupyterapp", timeout=120_000)
+        self.page.evaluate("async () => { await window.jupyterapp.restored; }")
+        self.notebook = None
 
-    def run_all(self, seconds=170):
+    def open(self, name):
+        """Return the notebook ``name``, which stays open until another is asked for."""
+        if self.notebook is None or self.notebook.name != name:
+            self.close()
+            self.notebook = OpenNotebook(self.page, name)
+        return self.notebook
+
+    def close(self):
+        """Close the notebook that is open and end its kernel."""
+        if self.notebook is not None:
+            self.page.evaluate(CLOSE)
+            self.notebook = None
+
+
+class OpenNotebook:
+    """A notebook that is open in JupyterLab; ``has_run`` once all of it has been executed."""
+
+    def __init__(self, page, name):
+        self.page, self.name, self.has_run = page, name, False
+        page.evaluate(OPEN, self.path)
+        opened = "(path) => window.jupyterapp.shell.currentWidget?.context?.path === path"
+        page.wait_for_function(opened, arg=self.path, timeout=60_000)
+
+    @property
+    def path(self):
+        return f"notebooks/{self.name}.ipynb"
+
+    def run_all(self, seconds=280):
         """Run all cells and return source, execution count and outputs of each code cell."""
+        self.has_run = True
         return self.page.evaluate(RUN_ALL, seconds)
 
     def write_cell(self, number, source):
@@ -121,11 +161,6 @@ class NotebookPage:
     def stop_button(self):
         """Return the button of the live panel."""
         return self.page.locator(".jp-OutputArea-output button", has_text="Stop")
-
-    def close(self):
-        """Close the page and shut down its kernel."""
-        self.page.evaluate("window.jupyterapp.shell.currentWidget.context.sessionContext.shutdown()")
-        self.page.close()
 
     def output(self, text):
         """Return the output area of the page that holds ``text``."""

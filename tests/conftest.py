@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from utils.launch import RunError, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ("--epochs", 1, "--model", "lenet", "--dropout", 0, "--precision", "float32", "--device", "cpu")
+
+
+def until(condition, seconds, what):
+    """Wait until ``condition()`` is true; fail after ``seconds``, many times what it takes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} not within {seconds} s"
+        time.sleep(0.05)
 
 
 def need(condition, reason):
@@ -45,7 +54,9 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def real_data():
-    """Return the folder with real Fashion-MNIST and CIFAR-10 that LOCKSTEP_DATA names."""
+    """Return the folder with real Fashion-MNIST and CIFAR-10 that LOCKSTEP_DATA names; "none" says: not here."""
+    if os.environ.get("LOCKSTEP_DATA") == "none":
+        pytest.skip("LOCKSTEP_DATA=none leaves out what needs real images")
     folder = Path(os.environ.get("LOCKSTEP_DATA", ""))
     need((folder / "FashionMNIST/raw").is_dir(), "LOCKSTEP_DATA names no folder with FashionMNIST/raw")
     return folder

@@ -35,6 +35,16 @@ if os.fork() == 0:
     os._exit(0)
 """
 
+# The whole of what it may compute takes long: it asks the system for 2 s of that, which is allowed, and is ended alike.
+ENDLESS = """
+import resource
+soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+assert (soft, hard) == (CPU_S, CPU_S + 5), (soft, hard)
+resource.setrlimit(resource.RLIMIT_CPU, (2, hard))
+while True:
+    pass
+"""
+
 SPY = """
 import os, sys
 found = []
@@ -139,7 +149,7 @@ SCRIPTS = (
     Hostile("silent", "pass\n", FAIL, "none of them asked"),
     Hostile("leaves", "import os\nos._exit(0)\n" + RIGHT, FAIL, "none of them asked"),
     Hostile("crashes", changed(LAST, "    raise ValueError('at the end')\n" + LAST), FAIL, "at the end"),
-    Hostile("endless", "while True:\n    pass\n", FAIL, "SIGXCPU"),
+    Hostile("endless", ENDLESS, FAIL, "SIGXCPU"),
     Hostile("waits", changed("    dist.barrier(patient)\n", ONE_WAITS), FAIL, "do not meet"),
     Hostile("bomb", BOMB, FAIL, "processes and threads"),
     Hostile("memory", "import torch\ntorch.zeros(25_000_000_000)\n", FAIL, "allocate"),
@@ -170,10 +180,17 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-def hand_in(folder, out):
-    """Write all submissions into ``folder``, as files, folders and archives; ``OUT`` in a script becomes ``out``."""
-    for number, one in enumerate(SCRIPTS):
-        script = one.script.replace("OUT", str(out)).encode("utf-8", "surrogateescape")
+# One that passes and one that cannot be run; then what the grader is for: limits, secrets, processes, false numbers.
+FEW = tuple(one for one in SCRIPTS if one.name in ("right", "syntax", "endless", "spy", "daemon", "fake"))
+
+
+def hand_in(folder, out, cpu_s, scripts=SCRIPTS):
+    """Write submissions into ``folder``, as files, folders and archives.
+
+    In a script ``OUT`` becomes ``out`` and ``CPU_S`` becomes ``cpu_s``, the seconds that a process may compute.
+    """
+    for number, one in enumerate(scripts):
+        script = one.script.replace("OUT", str(out)).replace("CPU_S", str(cpu_s)).encode("utf-8", "surrogateescape")
         path = os.path.join(os.fsencode(folder), os.fsencode(one.name))
         if number % 3 == 0:
             os.mkdir(path)

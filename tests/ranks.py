@@ -6,7 +6,6 @@
 Functions and results cross by pickle. A call has a time limit; whatever goes wrong ends all processes.
 """
 
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -14,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from programs import fork_context
 
 
 class RankError(AssertionError):
@@ -25,8 +25,7 @@ class Ranks:
 
     def __init__(self, world_size, timeout=30):
         self.world_size, self.is_closed = world_size, False
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch._dynamo"])  # imported once, not by every rank
+        context = fork_context()
         self._folder = tempfile.TemporaryDirectory(prefix="lockstep-ranks-")
         self._pipes, self.processes = [], []
         for rank in range(world_size):

@@ -1,6 +1,7 @@
-"""The checker: it says what a script does wrong, passes what is right, and changes nothing.
+"""The checker with real processes: it runs a script, says what it does wrong, and changes nothing.
 
-``make mutants`` puts every submission through it; here are one of each kind.
+One right and one wrong script of each lab are here. What the laws say of all others is in ``test_laws.py``, without
+a process; ``make mutants`` puts every script through whole checks.
 """
 
 import shutil
@@ -15,7 +16,7 @@ from submitted import submissions
 
 from assessment import check as checking
 from assessment.check import Report, check
-from assessment.checklist import DONE, UNBEGUN, UNSEEN, Miss, Result, examine
+from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.forked import ForkedRanks
@@ -29,10 +30,27 @@ LABS = [path.stem.split("_")[0] for path in sorted((ROOT / "solutions").glob("[0
 ALL = {kind: submissions(kind) for kind in ("right", "wrong")}
 
 
-def chosen(kind, *names):
-    found = [one for one in ALL[kind] for name in names if f"{one.lab} {one.name}" == name]
-    assert len(found) == len(names)
-    return pytest.mark.parametrize("submission", found, ids=lambda one: f"{one.lab} {one.name}")
+WRONG = {
+    "01": "the clock stops after validation",
+    "02": "a plain mean of unequal shares",
+    "03": "a mean of means",
+    "04": "backward keeps its own gradient",
+    "05": "one device's seconds",
+    "06": "the batch of one process",
+    "07": "a rate that decays by powers",
+    "08": "from nothing",
+    "09": "an average from the first step on",
+    "assessment": "counts of one rank",
+}
+QUICK = {("03", "right"), ("03", "wrong"), ("06", "wrong"), ("assessment", "wrong")}  # the others make test-all runs
+
+
+def of_each_lab():
+    for kind, found in ALL.items():
+        for one in found:
+            if one.name == ("the solution" if kind == "right" else WRONG[one.lab]):
+                marks = () if (one.lab, kind) in QUICK else pytest.mark.slow
+                yield pytest.param(one, marks=marks, id=f"{one.lab} {one.name}")
 
 
 @pytest.fixture
@@ -40,43 +58,13 @@ def own_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "PATH", tmp_path / ".lockstep/progress.json")
 
 
-@chosen(
-    "wrong",
-    "01 the clock stops after validation",
-    "02 a plain mean of unequal shares",
-    "03 an epoch too few",
-    "03 biases kept",
-    "03 a mean of means",
-    "03 barrier before the data",
-    "03 a barrier of one",
-    "03 a rate that explodes",
-    "03 patience in all",
-    "03 rate times processes",
-    "03 training mode once",
-    "04 backward keeps its own gradient",
-    "04 the optimizer before the layers are swapped",
-    "07 a rate that decays by powers",
-    "09 an average from the first step on",
-    "assessment patience in all",
-)
-def test_a_wrong_script_is_caught_by_the_law_that_it_breaks(submission, server):
-    assert outcome(submission, server)[0] == submission.law
-
-
-@chosen(
-    "right",
-    "03 weights averaged after every step",
-    "03 ZeRO",
-    "03 a record of its own",
-    "03 one flat parameter",
-    "05 the solution",
-    "08 rates set by hand",
-)
-def test_a_right_script_passes_however_it_is_written(submission, server):
+@pytest.mark.parametrize("submission", list(of_each_lab()))
+def test_a_whole_check_finds_what_a_script_does(submission, server):
     found, result = outcome(submission, server)
-    assert found == "done", [miss for miss in result.misses if miss.verdict.holds is not True]
+    assert found == (submission.law or "done"), [miss for miss in result.misses if miss.verdict.holds is not True]
 
 
+@pytest.mark.slow
 def test_no_law_fails_where_only_one_rank_has_trained(server):
     (alone,) = [one for one in ALL["right"] if (one.lab, one.name) == ("01", "the solution")]
     found, result = outcome(alone, server, "assessment")
@@ -106,6 +94,7 @@ def test_a_rank_that_trained_alone_ticks_no_step(examined):
     assert DONE not in result.states.values()
 
 
+@pytest.mark.slow
 def test_steps_that_nobody_has_begun_are_no_mistakes(examined):
     """With the first step alone two processes train apart; the second is the one to take."""
     begins, ends = STARTER.index("    # TODO 1 "), STARTER.index("    # TODO 2 ")
@@ -120,11 +109,24 @@ def test_steps_that_nobody_has_begun_are_no_mistakes(examined):
     ("old", "new", "told"),
     [
         ("import argparse", "import argparse, tqmd", "ModuleNotFoundError: No module named 'tqmd'"),
-        ("parallel.train()", "parallel.train(", "SyntaxError"),
-        ('add("--seed"', 'add("--random"', "unrecognized arguments: --seed"),
-        ("timeout=timedelta(seconds=args.timeout)", "timeout=args.timeout", "Expected timeout argument to be of type"),
-        ("done = epochs_at_target == args.patience", "done = at_target and epochs_at_targt == 2", "epochs_at_targt"),
         ("import argparse", b"import argparse  # gr\xfc\xdf", "utf-8"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("parallel.train()", "parallel.train(", "SyntaxError"),
+                ('add("--seed"', 'add("--random"', "unrecognized arguments: --seed"),
+                (
+                    "timeout=timedelta(seconds=args.timeout)",
+                    "timeout=args.timeout",
+                    "Expected timeout argument to be of type",
+                ),
+                (
+                    "done = epochs_at_target == args.patience",
+                    "done = at_target and epochs_at_targt == 2",
+                    "epochs_at_targt",
+                ),
+            )
+        ),
     ],
 )
 def test_a_script_that_dies_tells_its_own_error(old, new, told, examined):
@@ -210,21 +212,6 @@ def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeyp
     monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [other]))
     assert later.idea not in repr(check("03"))
     assert "9 of 10 done" in repr(Overview())
-
-
-@chosen("wrong", "assessment counts of one rank")
-def test_a_miss_gets_the_hint_that_fits_it(submission, server):
-    law, result = outcome(submission, server)
-    told = repr(Report(result, checking.STRENGTHS))
-    assert law == submission.law and "dist.all_reduce(sums)" in told and "if rank == 0" not in told
-    assert result.lab.beyond not in told  # something is to be done first
-
-
-@chosen("wrong", "assessment everything on every rank, and no wrapper")
-def test_equal_images_on_all_ranks_show_nothing_of_averaging(submission, server):
-    law, result = outcome(submission, server)
-    assert law == submission.law and result.states[2] == "wrong" and result.states[3] == UNSEEN
-    assert result.states[1] == UNSEEN or "nothing prepared" in result.ends  # what no run has shown is not done
 
 
 def test_a_report_never_lets_a_script_write_html():

@@ -1,12 +1,10 @@
 """What is wrong in a config.json is told in one line, with its place, before anybody is graded."""
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
-from conftest import ROOT
+from programs import run_program
 
 from assessment import CONFIG, assignment
 from assessment.config import LIMITS, read_config
@@ -87,7 +85,6 @@ def test_a_wrong_command_grades_nobody(tmp_path, more, told):
     folder.mkdir()
     (folder / "anna.py").write_text("print('here')\n")
     more = [one.replace("{class}", str(folder)) for one in more]
-    command = [sys.executable, "-m", "assessment.grade", str(folder), "--out", str(tmp_path / "grades"), *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run_program("assessment.grade", folder, "--out", tmp_path / "grades", *more)
     assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["anna.py", "class"]

@@ -125,11 +125,11 @@ def test_shares_are_disjoint_and_together_the_data_less_the_remainder(processes,
 
 def test_all_ranks_stop_in_the_same_epoch(witnessed):
     """The ranks' own shares would reach the target in different epochs; the reduced number is one."""
-    args = ("--epochs", 30, "--target-accuracy", 0.6, "--patience", 3, "--train-images", 2_000, "--batch-size", 16)
+    args = ("--epochs", 30, "--target-accuracy", 0.5, "--patience", 3, "--train-images", 1_000, "--batch-size", 16)
     seen, folder = witnessed(2, *args)
     metrics = read_metrics(folder)
     assert [len(rank) for rank in seen] == [len(metrics)] * 2
-    reached = [row["val_accuracy"] >= 0.6 for row in metrics]
+    reached = [row["val_accuracy"] >= 0.5 for row in metrics]
     assert len(metrics) < 30 and reached[-3:] == [True] * 3
     assert not any(reached[at : at + 3] == [True] * 3 for at in range(len(reached) - 3))
     summary = json.loads((folder / "summary.json").read_text())
@@ -142,11 +142,18 @@ def test_weights_of_two_processes_load_in_one(train):
     assert not [name for name in state if name.startswith("module.")]
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist_reaches_four_in_five(torchrun, real_data, digits, tmp_path):
     args = ("--train-images", 6_000, "--epochs", 6, "--target-accuracy", 0.8, "--patience", 1, "--device", "cpu")
     run = torchrun(SCRIPT, "--dataset", "fashion-mnist", "--data-dir", digits, *args, run_dir=tmp_path / "run")
-    summary = run.result(timeout=150)
+    summary = run.result(timeout=280)
     assert summary["target_reached"] and summary["best_val_accuracy"] >= 0.8
+
+
+def test_a_little_real_fashion_mnist_reaches_three_in_five(train, real_data):
+    args = ("--dataset", "fashion-mnist", "--train-images", 2_000, "--batch-size", 16, "--epochs", 8)
+    folder = train(2, *args, "--target-accuracy", 0.6, "--patience", 1)
+    assert json.loads((folder / "summary.json").read_text())["target_reached"]
 
 
 def test_in_a_terminal_rank_0_shows_a_bar_and_a_line_an_epoch_and_the_others_nothing(digits, tmp_path):

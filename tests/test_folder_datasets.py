@@ -1,6 +1,8 @@
 """Folders of images as datasets: what fits together is prepared, what does not is named file by file."""
 
 import tarfile
+from collections import Counter
+from pathlib import PurePath
 
 import pytest
 import torch
@@ -105,11 +107,28 @@ def test_a_fault_in_a_folder_is_named_and_nothing_is_written(fault, tmp_path):
     assert not list((tmp_path / "data").glob("[!.]*.pt")) and not list((tmp_path / "data").glob("*.part"))
 
 
-def test_real_cifar10_as_a_folder_of_jpegs(real_data, tmp_path):
+def of_each_class(archive, count):
+    """Yield ``count`` pictures of each class and split that the archive holds."""
+    taken = Counter()
+    for member in archive:
+        place = PurePath(member.name).parent
+        if member.isfile() and taken[place] < count:
+            taken[place] += 1
+            yield member
+
+
+@pytest.mark.parametrize(
+    ("train_images", "test_images"), [(30, 10), pytest.param(5_000, 1_000, marks=pytest.mark.slow)]
+)
+def test_real_cifar10_as_a_folder_of_jpegs(train_images, test_images, real_data, tmp_path):
     with tarfile.open(real_data / "cifar10-jpeg.tar") as archive:
-        archive.extractall(tmp_path / "cifar10", filter="data")
+        archive.extractall(tmp_path / "cifar10", of_each_class(archive, train_images), filter="data")
+    for place in (tmp_path / "cifar10/test").iterdir():
+        for surplus in sorted(place.iterdir())[test_images:]:
+            surplus.unlink()
     name = f"folder:{tmp_path / 'cifar10'}"
     prepare(name, tmp_path / "data")
     train, test = load(name, tmp_path / "data", "train"), load(name, tmp_path / "data", "test")
-    assert train.images.shape == (50_000, 3, 32, 32) and len(test) == 10_000
-    assert torch.bincount(test.labels).tolist() == [1_000] * 10 and "airplane" in train.classes
+    assert train.images.shape == (10 * train_images, 3, 32, 32)
+    assert torch.bincount(train.labels).tolist() == [train_images] * 10 and "airplane" in train.classes
+    assert torch.bincount(test.labels).tolist() == [test_images] * 10

@@ -1,49 +1,69 @@
 """Whether a run stands still is judged only by what was seen of it."""
 
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import need
+from conftest import need, until
 
+from assessment import forked
 from assessment.forked import ForkedRanks, Idle
 
-SLEEPS = "import time; time.sleep(60)"
+BEGINS = "import pathlib, time; pathlib.Path({mark!r}).touch()\n"
+SLEEPS = "time.sleep(3600)"
 COMPUTES = "while True: pass"
 # Who starts a process by vfork sleeps as one that waits for a disk does, until that process goes its own way.
-WAITS = "import ctypes, time; ctypes.CDLL(None).vfork() or time.sleep(60)"
+WAITS = "import ctypes; ctypes.CDLL(None).vfork() or time.sleep(3600)"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a clock that stands still unless a test moves it on; the watch for idleness reads it."""
+    own = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(forked, "time", SimpleNamespace(monotonic=lambda: own.now))
+    return own
 
 
 @pytest.mark.parametrize(("text", "is_idle"), [(SLEEPS, True), (COMPUTES, False), (WAITS, False)])
-def test_a_run_is_idle_that_neither_computes_nor_reads(server, tmp_path, text, is_idle):
+def test_a_run_is_idle_that_neither_computes_nor_reads(server, tmp_path, clock, text, is_idle):
     need(sys.platform == "linux", "sleeps are told apart by the system")
-    script = tmp_path / "script.py"
-    script.write_text(text)
+    script, mark = tmp_path / "script.py", tmp_path / "begun"
+    script.write_text(BEGINS.format(mark=str(mark)) + text)
     ranks = ForkedRanks(server, [script], 1)
     try:
-        time.sleep(1)  # to the script's first line
-        assert asked_for(3, Idle(server, 1.5)) == is_idle
+        until(mark.exists, 60, "the script's first line")
+        if text == WAITS:
+            until(lambda: server.activity()[1], 60, "the sleep in vfork")
+        watch = Idle(server, 3)
+        watch()
+        told = []
+        for _ in range(10):
+            if text == COMPUTES:
+                seen = server.activity()[0]
+                until(lambda seen=seen: server.activity()[0] > seen + 0.15, 60, "something computed")
+            clock.now += 0.4
+            told.append(watch())
+        assert told == ([False] * 7 + [True] * 3 if is_idle else [False] * 10)  # 3 s are over at the eighth
     finally:
         ranks.kill()
 
 
-def test_a_pause_of_the_whole_machine_is_no_idleness():
+def test_a_pause_of_the_whole_machine_is_no_idleness(clock):
     computed = [5.0]
     is_idle = Idle(SimpleNamespace(activity=lambda: (computed[0], False)), limit_s=1)
     assert not is_idle()
-    time.sleep(1.5)  # nobody looks, as when a virtual machine is stopped and goes on
+    clock.now += 3600  # nobody looks, as when a virtual machine is stopped and goes on
     assert not is_idle()
     computed[0] += 1
-    assert not asked_for(0.8, is_idle)
-    assert asked_for(1.5, is_idle)
+    assert not asked_for(0.8, is_idle, clock)
+    assert asked_for(0.4, is_idle, clock)
 
 
-def asked_for(seconds, is_idle):
+def asked_for(seconds, is_idle, clock):
     """Ask for ``seconds`` whether it is idle; stop at the first yes."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = clock.now + seconds
+    while clock.now < until:
         if is_idle():
             return True
-        time.sleep(0.05)
-    return False
+        clock.now += 0.05
+    return is_idle()

@@ -17,6 +17,8 @@ from assessment.marking import FAIL, FAULT
 from assessment.sandbox import NONE, Limits, best_kind
 from utils import models
 
+pytestmark = pytest.mark.xdist_group("scorer")  # they share its start
+
 
 class Scores(Grader):
     """A grader to whom each script has left the same ``state``; where ``is_lost``, its scorer dies at the work."""
@@ -58,7 +60,6 @@ def grader(tmp_path_factory):
     one.close()
 
 
-@pytest.mark.timeout(120)
 def test_weights_get_the_accuracy_that_they_have(grader):
     torch.manual_seed(0)
     network = models.build(grader.task.model, 3, 10).eval()
@@ -70,14 +71,32 @@ def test_weights_get_the_accuracy_that_they_have(grader):
     assert grade.verdict == FAIL and grade.accuracy == pytest.approx(right, abs=1e-6) and not grade.cause
 
 
-@pytest.mark.timeout(120)
 def test_weights_of_another_network_are_the_scripts_fault(grader):
     grader.state = models.build("lenet", 3, 10).state_dict()
     grade = grader.grade("bob", "bob", "train.py")
     assert grade.verdict == FAIL and "cannot be scored as" in grade.cause
 
 
-@pytest.mark.timeout(120)
+class Evil:
+    """What creates a file wherever it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_in_the_place_of_weights_is_not_executed(grader):
+    place = grader.scorer.work / "open to all"
+    place.mkdir()
+    place.chmod(0o777)
+    mark = place / "executed"
+    grader.state = {"weight": Evil(mark)}
+    grade = grader.grade("eve", "eve", "train.py")
+    assert grade.verdict == FAIL and "cannot be scored as" in grade.cause and not mark.exists()
+
+
 def test_a_lost_scorer_is_the_graders_own_fault(grader):
     grader.scorer.close()
     grader.is_lost = True

@@ -18,7 +18,7 @@ FLOORS = [
     ["augment", "digits", "sources", "data", "models", "devices", "runs"],
     ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
     ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
-    ["experiments", "cluster", "scaling", "curves"],
+    ["experiments", "cluster", "scaling", "curves", "train_curve"],
     ["plots", "widgets", "progress", "claims", "environment", "recorded"],
 ]
 ORDER = [name for floor in FLOORS for name in floor]
@@ -106,3 +106,9 @@ def test_notebooks_are_committed_without_outputs_and_with_short_cells(path):
             assert not cell["outputs"] and cell["execution_count"] is None
             is_script = cell["source"][0].startswith("%%ranks")  # a program of its own, imports and all
             assert len(cell["source"]) <= (32 if is_script else 20), "".join(cell["source"])
+
+
+def test_ci_runs_the_parts_of_test_all_and_nothing_twice():
+    (parts,) = re.findall(r"^test-all: (.*?) ##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    (called,) = re.findall(r"^for part in (.*); do$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert called == f"setup {parts}"

@@ -1,15 +1,17 @@
 """``%%ranks``: a cell as N processes that find each other, with the first failure ending the rest."""
 
 import _thread
+import os
 import threading
-import time
 
+import psutil
 import pytest
+from conftest import until
 from IPython.core.interactiveshell import InteractiveShell
-from test_launch import processes_with
 
 from utils.errors import UserError
 from utils.magics import CellError, load_ipython_extension, run_cell
+from utils.processes import family
 
 SUM = """
 import torch
@@ -19,6 +21,18 @@ number = torch.tensor(dist.get_rank() + 1.0)
 dist.all_reduce(number)
 print("sum", number.item())
 """
+
+
+def running_cells():
+    """List the ranks of cells that this process has started."""
+    return [one for one in family(os.getpid()) if any(word.endswith("cell.py") for word in command(one))]
+
+
+def command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it ended meanwhile
+        return []
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -40,30 +54,36 @@ def test_two_cells_at_once_do_not_collide():
     assert told == [["sum 3.0\n"] * 2] * 2
 
 
-def test_output_comes_while_the_cell_runs(capsys):
-    thread = threading.Thread(target=run_cell, args=("import time\nprint('early')\ntime.sleep(5)", 1))
+def test_output_comes_while_the_cell_runs(capsys, tmp_path):
+    code = f"import os, time\nprint('early')\nwhile not os.path.exists({str(tmp_path / 'go on')!r}): time.sleep(0.05)"
+    thread = threading.Thread(target=run_cell, args=(code, 1))
     thread.start()
-    time.sleep(3)
-    assert capsys.readouterr().out == "[rank 0] early\n"
-    thread.join(timeout=30)
+    shown = []
+    until(lambda: shown.append(capsys.readouterr().out) or "".join(shown), 60, "the first line")
+    assert "".join(shown) == "[rank 0] early\n" and thread.is_alive() and running_cells()
+    (tmp_path / "go on").touch()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 def test_the_first_failure_stops_the_rest_and_raises(capsys):
-    code = SUM + "if dist.get_rank() == 1: raise ValueError('the culprit')\nimport time; time.sleep(100)"
-    start = time.monotonic()
+    code = SUM + "if dist.get_rank() == 1: raise ValueError('the culprit')\nimport time; time.sleep(3600)"
     with pytest.raises(CellError, match=r"rank 1 failed first \(exit code 1\): ValueError: the culprit"):
         run_cell(code, 2)
-    assert time.monotonic() - start < 30
     shown = capsys.readouterr().out
     assert "[rank 1] Traceback" in shown and "raise ValueError" in shown
-    assert not processes_with("cell.py")
+    assert not running_cells()
 
 
 def test_an_interrupt_stops_all_ranks():
-    threading.Timer(4, _thread.interrupt_main).start()
+    def interrupt():
+        until(lambda: len(running_cells()) >= 2, 60, "both ranks")
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        run_cell("import time\ntime.sleep(100)", 2)
-    assert not processes_with("cell.py")
+        run_cell("import time\ntime.sleep(3600)", 2)
+    assert not running_cells()
 
 
 def test_the_magic_reads_its_line_and_keeps_what_was_told():

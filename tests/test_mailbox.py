@@ -5,6 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from conftest import until
 
 from utils.mailbox import CAPACITY, PREFIX, gather
 
@@ -25,14 +26,14 @@ def test_vectors_come_whole_and_in_order(ranks):
     assert all(ranks(many_vectors, 2_000))
 
 
-def memory_left():
+def gather_once():
     gather(torch.zeros(3))
-    dist.barrier()
-    return [name for name in os.listdir("/dev/shm") if name.startswith(PREFIX)]
 
 
 def test_nothing_is_left_in_the_shared_memory(ranks_of):
-    assert ranks_of(2)(memory_left)[0] == []
+    """Other tests that run meanwhile have theirs for a moment; what is left behind would stay."""
+    ranks_of(2)(gather_once)
+    until(lambda: not [name for name in os.listdir("/dev/shm") if name.startswith(PREFIX)], 60, "no memory left")
 
 
 def longer_than_a_slot():

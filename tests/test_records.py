@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from assessment.artifacts import Artifacts
 from assessment.records import ONLY_ROSE, stops_together, telling_target
 
 STEPS = 3  # an epoch
@@ -30,5 +31,10 @@ def ended(folder, accuracies, flags, reference):
     ranks = [SimpleNamespace(steps=range(STEPS * len(accuracies))) for _ in range(2)]
     evidence = SimpleNamespace(ranks=ranks, settings={"epochs": 6}, world_size=2)
     return SimpleNamespace(
-        run_dir=folder, evidence=evidence, flags=flags, reference=reference, state="finished", exits={0: 0, 1: 0}
+        artifacts=Artifacts(folder, None),
+        evidence=evidence,
+        flags=flags,
+        reference=reference,
+        state="finished",
+        exits={0: 0, 1: 0},
     )

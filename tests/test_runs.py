@@ -1,14 +1,11 @@
 """A run's record is whole whatever ends the run, and is never mixed with another run's."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, until
+from programs import Program, run_program
 
 from utils.launch import RunError
 from utils.runs import COLUMNS, folder_for, read_metrics, run_folder
@@ -28,20 +25,9 @@ def epoch(value):
 """
 
 
-def python(code, *args, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", RECORD + code, *map(str, args)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def run_to_end(code, *args):
-    process = python(code, *args)
-    output, errors = process.communicate(timeout=60)
-    return process.returncode, output, errors
+    done = run_program("-c", RECORD + code, *args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def summary(folder):
@@ -67,8 +53,8 @@ def test_a_finished_run_has_the_whole_record(tmp_path):
     [
         ("raise ValueError('oops')", "failed", 1),
         ("sys.exit('one line')", "failed", 1),
-        ("os.kill(os.getpid(), 15); time.sleep(30)", "stopped", 143),
-        ("os.kill(os.getpid(), 2); time.sleep(30)", "stopped", 130),
+        ("os.kill(os.getpid(), 15); time.sleep(300)", "stopped", 143),
+        ("os.kill(os.getpid(), 2); time.sleep(300)", "stopped", 130),
     ],
 )
 def test_whatever_ends_a_run_its_state_says_so(ending, state, code, tmp_path):
@@ -84,7 +70,7 @@ def test_a_stop_while_an_epoch_is_written_waits_until_it_is_whole(tmp_path):
         "def slow(content, path):\n"
         "    save(content, path)\n"
         "    os.kill(os.getpid(), 15); time.sleep(0.2)\n"
-        "epoch(1.0); torch.save = slow; epoch(2.0); time.sleep(30)"
+        "epoch(1.0); torch.save = slow; epoch(2.0); time.sleep(300)"
     )
     assert run_to_end(slow, tmp_path / "run", 0.1)[0] == 143
     assert weight(tmp_path / "run") == 2.0 and len(read_metrics(tmp_path / "run")) == 2
@@ -102,15 +88,14 @@ def test_the_same_settings_write_a_run_anew_and_others_are_refused(tmp_path):
 
 
 def test_a_folder_that_is_being_written_is_refused(tmp_path):
-    first = python("epoch(1.0); print('there', flush=True); time.sleep(60)", tmp_path / "run", 0.1)
+    first = Program("-c", RECORD + "epoch(1.0); print('there', flush=True); time.sleep(300)", tmp_path / "run", 0.1)
     try:
-        assert first.stdout.readline() == "there\n"
+        until(lambda: first.stdout == "there\n", 60, "the first epoch")
         code, _, errors = run_to_end("epoch(2.0); finish(record)", tmp_path / "run", 0.1)
         assert code == 1 and "another run is writing to" in errors
         assert weight(tmp_path / "run") == 1.0
     finally:
         first.kill()
-        first.communicate()
 
 
 def test_folders_are_named_by_the_settings_that_are_no_default():
@@ -134,10 +119,7 @@ def test_sigterm_stops_a_training_run_on_all_ranks(torchrun, digits, tmp_path):
     """The record is whole up to the last finished epoch, and the model is the one of that epoch."""
     args = ("--data-dir", digits, "--epochs", 500, "--train-images", 512, "--model", "lenet", "--device", "cpu")
     run = torchrun(SCRIPT, *args, processes=2, run_dir=tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while len(run.metrics()) < 3:
-        assert time.monotonic() < deadline and run.state == "running", run.log()
-        time.sleep(0.05)
+    until(lambda: len(run.metrics()) >= 3 or run.state != "running", 100, "three epochs")
     run.stop()
     rows = read_metrics(tmp_path / "run")
     assert summary(tmp_path / "run")["state"] == "stopped" == run.state
@@ -167,15 +149,12 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
     assert summary(tmp_path / "run")["state"] == "failed"
 
 
-def test_a_run_that_is_refused_leaves_the_record_of_the_other_alone(torchrun, digits, tmp_path):
-    args = ("--data-dir", digits, "--epochs", 5000, "--train-images", 512, "--model", "lenet", "--device", "cpu")
-    first = torchrun(SCRIPT, *args, processes=1, run_dir=tmp_path / "run")
-    deadline = time.monotonic() + 60
-    while len(first.metrics()) < 2:
-        assert time.monotonic() < deadline and first.state == "running", first.log()
-        time.sleep(0.05)
+def test_a_run_that_is_refused_leaves_the_record_of_the_other_alone(torchrun, train, digits, tmp_path):
+    args = ("--epochs", 5000, "--train-images", 512, "--model", "lenet", "--device", "cpu")
+    first = torchrun(SCRIPT, "--data-dir", digits, *args, processes=1, run_dir=tmp_path / "run")
+    until(lambda: len(first.metrics()) >= 2 or first.state != "running", 100, "two epochs")
     with pytest.raises(RunError, match="another run is writing to"):
-        torchrun(SCRIPT, *args, processes=1, run_dir=tmp_path / "run").result(timeout=60)
+        train(SCRIPT, 1, *args, run_dir=tmp_path / "run")
     assert first.state == "running" and summary(tmp_path / "run")["state"] == "running"
     first.stop()
     assert summary(tmp_path / "run")["state"] == "stopped"
@@ -191,13 +170,12 @@ def test_a_run_that_is_refused_leaves_the_record_of_the_other_alone(torchrun, di
     ],
 )
 def test_bad_input_to_a_script_is_one_line(arguments, complaint, digits, tmp_path):
-    command = [sys.executable, LAB, "--data-dir", digits, "--run-dir", tmp_path / "run", *TINY, *arguments]
-    run = subprocess.run(map(str, command), capture_output=True, text=True, timeout=60)
+    run = run_program(LAB, "--data-dir", digits, "--run-dir", tmp_path / "run", *TINY, *arguments)
     assert run.returncode == 1 and complaint in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_03_without_torchrun_says_how_to_start(digits):
-    run = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60, env=os.environ)
+    run = run_program(SCRIPT)
     assert run.returncode == 1 and run.stderr.startswith("start this script with torchrun: torchrun --standalone")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks
 from assessment.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
 
+pytestmark = pytest.mark.xdist_group("sandbox")  # they share a server
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """
 import json, os, socket, sys
@@ -43,6 +43,17 @@ print(json.dumps({
     "resolves": socket.gethostbyname("localhost"), "secrets": [name for name in os.environ if "SECRET" in name],
 }))
 """
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """Return a server in a sandbox, and the folder that its ranks can write to."""
+    need(best_kind() != NONE, "no sandbox works on this machine")
+    with tempfile.TemporaryDirectory(prefix="lockstep-sandbox-") as folder:
+        work = Path(folder)
+        work.chmod(0o777)
+        with ForkServer(Sandbox(best_kind(), work, LIMITS).wrap, work) as server:
+            yield server, work
 
 
 @pytest.fixture(params=[BUBBLEWRAP, UNSHARE])
@@ -75,48 +86,54 @@ def test_a_process_sees_and_changes_little(sandbox, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        "x = []\nwhile True: x.append(bytearray(10**8))\n",
+        "x = bytearray(10**11)\n",
+        "open('x', 'wb').write(bytes(10**8))\n",
+    ],
+    ids=["memory", "100 GB", "one file"],
+)
+def test_what_the_system_refuses_fails_the_script(script, guarded):
+    server, work = guarded
+    (work / "script.py").write_text(f"import os\nos.chdir({str(work)!r})\n{script}")
+    ranks = ForkedRanks(server, [work / "script.py"], 1)
+    assert ranks.wait(100) and ranks.exits[0] != 0
+    ranks.kill()
+
+
+@pytest.mark.parametrize(
     ("script", "told"),
     [
         ("import time\nwhile True: time.sleep(1)\n", "more than the 5 s"),
-        ("x = []\nwhile True: x.append(bytearray(10**8))\n", None),
         (
             "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (8 * 10**8)\ntime.sleep(60)\n",
             "more than 3,000 MB",
         ),
-        ("x = bytearray(10**11)\n", None),
         ("import time\nwhile True: print('x' * 100_000, flush=True), time.sleep(0.01)\n", "printed more than 1 MB"),
         ("for at in range(10**6): open(f'{at}', 'wb').write(bytes(10**7))\n", "wrote more than"),
-        ("open('x', 'wb').write(bytes(10**8))\n", None),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", "processes and threads"),
     ],
-    ids=["waits", "memory", "memory of all", "100 GB", "prints", "disk", "one file", "fork bomb"],
+    ids=["waits", "memory of all", "prints", "disk", "fork bomb"],
 )
-@pytest.mark.timeout(120)
 def test_nobody_takes_more_than_the_limits(script, told):
-    """``told`` is what stops the run; None where the system refuses and the script fails by itself."""
     kind = best_kind()
     need(kind != NONE, "no sandbox works on this machine")
     with tempfile.TemporaryDirectory(prefix="lockstep-sandbox-") as folder:
         work = Path(folder)
         work.chmod(0o777)
         (work / "script.py").write_text(f"import os\nos.chdir({folder!r})\n{script}")
-        limits = replace(LIMITS, wall_s=5 if "sleep(1)" in script else 25)
+        limits = replace(LIMITS, wall_s=5 if "sleep(1)" in script else 100)
         sandbox = Sandbox(kind, work, limits)
         with ForkServer(sandbox.wrap, work) as server:
             server.exits()  # it takes its time to start
-            began = time.monotonic()
             with Watch(server, limits):
                 ranks = ForkedRanks(server, [work / "script.py"], 1)
-                if told is None:
-                    assert ranks.wait(60) and ranks.exits[0] != 0
-                else:
-                    with pytest.raises(LostError, match=told):
-                        ranks.wait(60)
+                with pytest.raises(LostError, match=told):
+                    ranks.wait(100)
                 ranks.kill()
-            assert time.monotonic() - began < 60
 
 
-@pytest.mark.timeout(120)
 def test_a_run_whose_server_has_ended_is_lost_and_the_next_has_another(tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
     with ForkServer() as server:
