@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from pathlib import Path
 
 import psutil
 
+from utils import warm
 from utils.devices import physical_cores
-
-TETHER = Path(__file__).with_name("tether.py")
+from utils.forking import TETHER
 
 
 def tethered(command, log="-"):
@@ -24,18 +23,19 @@ def tethered(command, log="-"):
 
 
 def start(command, *, processes=1, threads=None, env=None, **options):
-    """Start ``command``, one of ``processes`` that share this machine, and return its ``Popen``.
+    """Start ``command``, one of ``processes`` that share this machine, and return its ``Popen``, or what is like it.
 
-    Each gets ``threads`` to compute with (default: the physical cores shared out evenly). ``env`` adds
-    to the environment; ``options`` go to ``Popen``.
+    A tethered Python program is forked off one that has imported torch, see ``utils.warm``. Each process gets
+    ``threads`` to compute with (default: the physical cores shared out evenly). ``env`` adds to the environment;
+    ``options`` go to ``Popen``.
     """
     environment = os.environ | {
         "LOCKSTEP_PARENT": str(os.getpid()),
         "OMP_NUM_THREADS": str(threads or max(1, physical_cores() // processes)),
         "PYTHONUNBUFFERED": "1",
     }
-    options = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
-    return _starter.start(command, options | {"env": environment | (env or {})})
+    options = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options | {"env": environment | (env or {})}
+    return warm.start(command, options, _starter.start) or _starter.start(command, options)
 
 
 def family(pid):

@@ -33,6 +33,7 @@ def send_output_to(log):
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    os.close(file)
 
 
 if __name__ == "__main__":
