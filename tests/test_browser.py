@@ -145,7 +145,7 @@ def ends_a_run_on_all_ranks_by_its_stop_button_and_leaves_a_figure(notebook, lab
     assert json.loads((lab.course / "runs/long/summary.json").read_text())["state"] == "stopped"
     figure = notebook.page.locator(".jp-OutputArea-output img").first
     assert re.match(r"Loss and accuracy over [1-9]\d* epochs", figure.get_attribute("alt"))
-    assert not notebook.stop_button().is_visible()
+    notebook.stop_button().wait_for(state="hidden", timeout=60_000)
     if PICTURES:
         notebook.page.locator(".jp-OutputArea").first.screenshot(path=PICTURES / "panel-stopped.png")
 

@@ -46,7 +46,7 @@ def parse(command):
     """
     python, *words = map(str, command)
     words = words[words[:1] == ["-u"] :]
-    if python != sys.executable or words[:1] != [str(TETHER)] or words[2:3] != [sys.executable]:
+    if python != sys.executable or words[2:3] != [sys.executable] or os.path.basename(words[0]) != TETHER.name:
         return None
     log, words = words[1], words[3:]
     words = words[words[:1] == ["-u"] :]
