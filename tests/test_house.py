@@ -17,7 +17,7 @@ FLOORS = [
     ["files"],
     ["augment", "digits", "sources", "data", "models", "devices", "runs"],
     ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
-    ["tether", "processes", "ranklogs", "failures", "launch", "magics"],
+    ["tether", "forking", "warm", "processes", "ranklogs", "failures", "launch", "magics"],
     ["experiments", "cluster", "scaling", "curves", "train_curve"],
     ["plots", "widgets", "progress", "claims", "environment", "recorded"],
 ]

@@ -135,6 +135,16 @@ def test_programs_end_with_their_server_and_the_next_gets_another(script, tmp_pa
     assert run([script("print('again')")], tmp_path / "next.log")[1:] == (0, "again\n")
 
 
+def test_the_server_outlives_the_folder_that_it_was_started_in(script, tmp_path):
+    program = (
+        "import os, sys, tempfile\nfrom utils import processes as system\n"
+        "with tempfile.TemporaryDirectory() as folder:\n    os.chdir(folder)\n    system.warm_up()\n"
+        "os.chdir('/')\nprint(system.start(system.tethered([sys.executable, sys.argv[1]])).wait(timeout=60))"
+    )
+    path = script("import torch\nprint(torch.ones(300, 300).mm(torch.ones(300, 300)).mean().item())", "inner.py")
+    assert run([script(program), path], tmp_path / "log")[1:] == (0, "300.0\n0\n")
+
+
 def test_an_environment_too_long_for_a_message_starts_cold(script, tmp_path):
     long = {f"LONG_{at}": "x" * 100_000 for at in range(20)}
     process, code, told = run([script("import os\nprint(len(os.environ['LONG_19']))")], tmp_path / "log", long)

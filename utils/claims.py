@@ -22,7 +22,7 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import HTML, display
 
-from utils import progress
+from utils import processes, progress
 from utils.errors import UserError
 from utils.files import cannot_write
 
@@ -75,12 +75,14 @@ def at_scale(full, quick):
 def start(chapter):
     """Begin a notebook: go to the course's folder, where scripts, data and runs have their usual paths.
 
-    Forgets earlier predictions and claims of this kernel.
+    While the first page is read, what its scripts will import is made ready (``processes.warm_up``). Forgets earlier
+    predictions and claims of this kernel.
     """
     global _chapter
     _chapter = _Chapter(chapter)
     if Path.cwd().name == "notebooks":
         os.chdir("..")
+    processes.warm_up()
     if is_quick():
         _show("LOCKSTEP_SCALE=quick: runs are cut to a few steps, and claims are left out.", GREY)
 

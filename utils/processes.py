@@ -38,6 +38,11 @@ def start(command, *, processes=1, threads=None, env=None, **options):
     return warm.start(command, options, _starter.start) or _starter.start(command, options)
 
 
+def warm_up():
+    """Have what programs import ready before the first of them starts. Returns at once."""
+    warm.warm_up(_starter.start)
+
+
 def family(pid):
     """Return the process ``pid`` and all its descendants, as far as they still live."""
     try:

@@ -34,7 +34,7 @@ READ_AT_IMPORT = (
     "PYTHON",
     "TORCH",
 )
-SET_IN_EACH = ("PYTHONUNBUFFERED",)
+SET_IN_EACH = ("PYTHONUNBUFFERED", "TORCHELASTIC_")  # these say where a process stands, and are read later
 OPTIONS = {"stdin", "stdout", "stderr", "text", "bufsize", "start_new_session", "env"}
 
 
@@ -105,9 +105,12 @@ class _Server:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = theirs.fileno()
         serving = [sys.executable, "-u", "-m", "utils.forking", str(number), ROOM]
-        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, "pass_fds": [number]}
+        # A folder of its own: MKL does not load where this program's folder is gone by then.
+        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, "cwd": TETHER.parent.parent}
         own = environment | {"OMP_NUM_THREADS": "1", "LOCKSTEP_PARENT": str(os.getpid())}
-        self._process = start_cold([sys.executable, str(TETHER), "-", *serving], options | {"env": own})
+        self._process = start_cold(
+            [sys.executable, str(TETHER), "-", *serving], options | {"env": own, "pass_fds": [number]}
+        )
         theirs.close()
 
     def suits(self, environment):
@@ -156,20 +159,34 @@ def start(command, options, start_cold):
 
     ``options`` are those of ``Popen``, with the whole ``env``; ``start_cold`` is what starts the server.
     """
-    global _server
     env = options["env"]
-    if sys.platform != "linux" or env.get("LOCKSTEP_COLD") == "1" or parse(command) is None or set(options) - OPTIONS:
+    if not _is_wanted(env) or parse(command) is None or set(options) - OPTIONS:
         return None
-    with _lock:
-        if _server is None or not _server.is_alive:
-            _server = _Server(os.environ, start_cold)
-        server = _server
+    server = _running_server(start_cold)
     if not server.suits(env):
         return None
     try:
         return server.start(command, **options)
     except OSError:  # it has just ended, or the environment is too long for one message
         return None
+
+
+def warm_up(start_cold):
+    """Start the server, where programs would be forked off one; ``start_cold`` is what starts it."""
+    if _is_wanted(os.environ):
+        _running_server(start_cold)
+
+
+def _is_wanted(environment):
+    return sys.platform == "linux" and environment.get("LOCKSTEP_COLD") != "1"
+
+
+def _running_server(start_cold):
+    global _server
+    with _lock:
+        if _server is None or not _server.is_alive:
+            _server = _Server(os.environ, start_cold)
+        return _server
 
 
 @atexit.register
@@ -184,4 +201,4 @@ def _pipe(bufsize):
 
 def _read_at_import(environment):
     relevant = {name: told for name, told in environment.items() if name.startswith(READ_AT_IMPORT)}
-    return {name: told for name, told in relevant.items() if name not in SET_IN_EACH}
+    return {name: told for name, told in relevant.items() if not name.startswith(SET_IN_EACH)}
