@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 # Two tests at once: most of a test's time is one process that imports torch. The slowest are told, so that growth is seen.
-PYTEST := $(PY) -m pytest -n 2 --dist loadgroup --durations=20
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 # The set-up is done again when the folder moved or one of these files changed.
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)
 

@@ -12,7 +12,7 @@ from conftest import ROOT, until
 from utils.processes import family
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 PICTURES = Path(os.environ["LOCKSTEP_PICTURES"]) if "LOCKSTEP_PICTURES" in os.environ else None
 
 

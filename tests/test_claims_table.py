@@ -85,6 +85,7 @@ def chapter(tmp_path, monkeypatch):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
     notebook.cells.append(nbformat.v4.new_code_cell("from assessment.check import check\nraise ValueError"))
     nbformat.write(notebook, path)
+    monkeypatch.setenv("LOCKSTEP_COLD", "1")  # it starts no script
     monkeypatch.setattr(claims, "RESULTS", tmp_path)
     monkeypatch.setattr(claims, "notebooks", lambda _asked=(): {"99_made_up": path})
     return path

@@ -27,7 +27,6 @@ CHANGES = {
     "hot and warm": HOT | {"warmup_epochs": 1000.0},
     "novograd": {"optimizer": "novograd", "base_lr": 0.02, "weight_decay": 1e-3, "epochs": 6},
 }
-pytestmark = pytest.mark.xdist_group("curves")  # they share what is trained
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The grader: a class of strangers is graded to the last one, rightly, and nothing else is touched.
 
-A few submissions are graded in every run of the tests, in two goes: the first is interrupted. All of them are slow.
+A few submissions are graded in every run of the tests; the same in two goes, of which the first is interrupted, and all
+of them, are slow.
 """
 
 import csv
@@ -30,9 +31,9 @@ QUICK = {
     "processes": 2,
     "batch_size": 32,
     "patience": 1,
-    "taught_epochs": 2,
+    "taught_epochs": 3,
     "taught_batch_size": 16,
-    "taught_accuracy": 0.4,
+    "taught_accuracy": 0.3,
     "hidden_images": 0,
     "source_kb": 64,
     "limits": {
@@ -46,7 +47,7 @@ QUICK = {
     },
 }
 TARGET = {"target": 0.5, "distinction": 0.7, "tolerance": 0.2, "epochs": 3, "minutes": 3}
-pytestmark = [pytest.mark.xdist_group("grader"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def small_dataset(folder):
@@ -128,7 +129,14 @@ def rooms():
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory, config, data):
-    """Grade a few submissions; interrupt the grader after the first of them, then let it go on."""
+    """Grade a few submissions."""
+    folder, out, before = handed_in(tmp_path_factory, FEW)
+    return Graded(FEW, folder, out, grade(folder, out, config, data, "-j", "2"), {}, before)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory, config, data):
+    """Grade the same; interrupt the grader after the first of them, then let it go on."""
     folder, out, before = handed_in(tmp_path_factory, FEW)
     running = subprocess.Popen(command(folder, out, config, data, "-j", "1"), cwd=ROOT, start_new_session=True)
     try:
@@ -156,7 +164,7 @@ def everybody(tmp_path_factory, config, data):
     return Graded(SCRIPTS, folder, out, grade(folder, out, config, data, "-j", "3"), {}, before)
 
 
-@pytest.fixture(params=["few", pytest.param("everybody", marks=pytest.mark.slow)])
+@pytest.fixture(params=["few", *(pytest.param(one, marks=pytest.mark.slow) for one in ("interrupted", "everybody"))])
 def graded(request):
     """Return a class that has been graded."""
     return request.getfixturevalue(request.param)
@@ -182,11 +190,14 @@ def test_a_class_is_graded_to_the_last_one(graded):
     assert len(ElementTree.parse(out / "junit.xml").getroot()) == len(rows)
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(few):
-    assert few.first and {path: path.stat().st_mtime_ns for path in few.first} == few.first
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_where_it_stopped(interrupted):
+    kept = {path: path.stat().st_mtime_ns for path in interrupted.first}
+    assert kept and kept == interrupted.first
 
 
 EACH = [pytest.param("few", one, id=f"few {one.name!a}") for one in FEW]
+EACH += [pytest.param("interrupted", one, id=f"interrupted {one.name!a}", marks=pytest.mark.slow) for one in FEW]
 EACH += [pytest.param("everybody", one, id=ascii(one.name), marks=pytest.mark.slow) for one in SCRIPTS]
 
 

@@ -17,8 +17,6 @@ from assessment.marking import FAIL, FAULT
 from assessment.sandbox import NONE, Limits, best_kind
 from utils import models
 
-pytestmark = pytest.mark.xdist_group("scorer")  # they share its start
-
 
 class Scores(Grader):
     """A grader to whom each script has left the same ``state``; where ``is_lost``, its scorer dies at the work."""

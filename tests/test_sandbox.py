@@ -17,7 +17,6 @@ from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks
 from assessment.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
 
-pytestmark = pytest.mark.xdist_group("sandbox")  # they share a server
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """
 import json, os, socket, sys

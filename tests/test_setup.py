@@ -16,7 +16,6 @@ from conftest import ROOT, need
 
 from utils.environment import check_environment
 
-pytestmark = pytest.mark.xdist_group("setup")  # one clone is enough
 # A newcomer's shell knows nothing of this environment.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "MAKE", "MFLAGS"))}
 
