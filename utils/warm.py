@@ -34,7 +34,8 @@ READ_AT_IMPORT = (
     "PYTHON",
     "TORCH",
 )
-SET_IN_EACH = ("PYTHONUNBUFFERED", "TORCHELASTIC_")  # these say where a process stands, and are read later
+# What says where a process stands is read later; the folder of a cache is set by torch itself as it is imported.
+NOT_READ = ("PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 OPTIONS = {"stdin", "stdout", "stderr", "text", "bufsize", "start_new_session", "env"}
 
 
@@ -201,4 +202,4 @@ def _pipe(bufsize):
 
 def _read_at_import(environment):
     relevant = {name: told for name, told in environment.items() if name.startswith(READ_AT_IMPORT)}
-    return {name: told for name, told in relevant.items() if not name.startswith(SET_IN_EACH)}
+    return {name: told for name, told in relevant.items() if not name.startswith(NOT_READ)}
