@@ -105,13 +105,14 @@ def test_what_torch_reads_as_it_is_imported_is_not_overlooked(script, tmp_path):
 
 def test_what_torch_sets_itself_as_it_is_imported_makes_no_program_start_cold(script, tmp_path):
     starter = script(
-        "import sys\nfrom utils import processes as system\nsystem.warm_up()\nimport torch, torch._dynamo, torchvision\n"
+        "import os, sys\ndel os.environ['LOCKSTEP_COLD']\nfrom utils import processes as system\nsystem.warm_up()\n"
+        "import torch._dynamo\n"
         "ranks = {'WORLD_SIZE': '1', 'TORCHELASTIC_USE_AGENT_STORE': 'True'}\n"
         "process = system.start(system.tethered([sys.executable, sys.argv[1]]), env=ranks)\n"
         "print(type(process).__name__, process.wait(timeout=60))"
     )
     inner = script("print('done', flush=True)", "inner.py")
-    assert run([starter, inner], tmp_path / "log")[1:] == (0, "done\nWarmProcess 0\n")
+    assert run([starter, inner], tmp_path / "log", COLD)[1:] == (0, "done\nWarmProcess 0\n")
 
 
 def test_a_process_is_found_by_its_command(script, tmp_path):
