@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT, TINY
 
 SOAK = int(os.environ.get("LOCKSTEP_SOAK", 0))
+COLD = {"LOCKSTEP_COLD": "1"}  # how an interpreter ends, one that was forked off another does not show
 COUNTS = [SOAK] if SOAK else [2, pytest.param(6, marks=pytest.mark.slow)]
 
 
@@ -15,7 +16,7 @@ def test_runs_end_cleanly(runs, torchrun, digits, tmp_path):
     ends = []
     for number in range(runs):
         args = ("--data-dir", digits, *TINY, "--train-images", 256, "--seed", number)
-        run = torchrun(ROOT / "solutions/03_ddp.py", *args, processes=2, run_dir=tmp_path / str(number))
+        run = torchrun(ROOT / "solutions/03_ddp.py", *args, processes=2, run_dir=tmp_path / str(number), env=COLD)
         run.wait(timeout=100)
         aborted = any("terminate called" in run.log(rank) for rank in (0, 1))
         ends.append(run.state if not aborted else "aborted")
