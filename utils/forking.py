@@ -7,8 +7,9 @@ does it once and forks a process for each order that it gets (see ``utils.warm``
 command would do in a process of its own: tied to its parent, with its own output, environment, folder, arguments,
 signals and random numbers, its own ``utils`` and its own exit code. torchrun forks its ranks in turn.
 
-One thing differs: nothing is torn down after a program's last line and its exit handlers. How an interpreter ends
-shows only where it was started cold, with ``LOCKSTEP_COLD=1``.
+Two things differ, and show only where programs are started cold, with ``LOCKSTEP_COLD=1`` or from a terminal: nothing
+is torn down after a program's last line and its exit handlers, and texts hash alike in all processes of one server, so
+that a set of names has the same order on every rank.
 """
 
 import atexit
@@ -87,7 +88,8 @@ def become(command, env):
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a background job's programs ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()
     os.environ.update(env | {"LOCKSTEP_PARENT": str(os.getppid())})
