@@ -1,7 +1,7 @@
 # Every target is a line in `make help`. The environment lives in .venv and is made by whatever needs it.
 PYTHON ?= python3
 PY := .venv/bin/python
-# Two tests at once: most of a test's time is one process that imports torch. The slowest are told, so that growth is seen.
+# Two tests at once, all of a file on one worker: they share what is trained. The slowest are told, so that growth is seen.
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 # The set-up is done again when the folder moved or one of these files changed.
 WANTED := $(shell pwd | cksum) $(shell cat pyproject.toml requirements.txt | cksum)

@@ -36,6 +36,7 @@ ENDS = {
     "by itself": "print('all')",
     "with a code": "import sys; sys.exit(3)",
     "with a word": "import sys; sys.exit('choose another folder')",
+    "with a thing that is no word": "import sys; sys.exit(['choose', 2])",
     "by an error": "def fall(depth):\n    return fall(depth - 1) if depth else 1 / 0\n\nfall(3)",
     "by an error with a cause": "try:\n    {}['a']\nexcept KeyError as error:\n    raise ValueError('b') from error",
     "by an error in its text": "print('never')\ndef broken(:\n    pass",
@@ -155,6 +156,16 @@ def test_the_server_outlives_the_folder_that_it_was_started_in(script, tmp_path)
     )
     path = script("import torch\nprint(torch.ones(300, 300).mm(torch.ones(300, 300)).mean().item())", "inner.py")
     assert run([script(program), path], tmp_path / "log")[1:] == (0, "300.0\n0\n")
+
+
+def test_a_process_whose_server_has_died_meanwhile_ends_before_its_first_line(script, tmp_path):
+    program = (
+        "import os, sys\nfrom utils import processes as system\nfrom utils.forking import become\n"
+        "command = system.tethered([sys.executable, sys.argv[1]])\n"
+        "if (pid := os.fork()) == 0:\n    become(command, dict(os.environ), parent=1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    assert run([script(program), script("print('never')", "inner.py")], tmp_path / "log", COLD)[1:] == (0, "1\n")
 
 
 def test_an_environment_too_long_for_a_message_starts_cold(script, tmp_path):

@@ -62,10 +62,10 @@ class Forked:
     def __init__(self, command, env):
         self.args, self.returncode = command, None
         sys.stdout.flush()
-        self.pid = os.fork()
+        parent, self.pid = os.getpid(), os.fork()
         if self.pid == 0:
             os.setsid()
-            become(command, env)
+            become(command, env, parent)
 
     def poll(self):
         if self.returncode is None:
@@ -82,8 +82,8 @@ class Forked:
         return self.returncode
 
 
-def become(command, env):
-    """Be the tethered ``command`` in this process, which was forked off for it; never returns."""
+def become(command, env, parent):
+    """Be the tethered ``command`` in this process, which ``parent`` has forked for it; never returns."""
     log, module, argv = parse(command)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -92,7 +92,7 @@ def become(command, env):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()
-    os.environ.update(env | {"LOCKSTEP_PARENT": str(os.getppid())})
+    os.environ.update(env | {"LOCKSTEP_PARENT": str(parent)})
     tie_to_parent()
     if log != "-":
         send_output_to(log.replace("{rank}", os.environ.get("RANK", "")))
@@ -128,7 +128,7 @@ def _run(module, argv):
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)
@@ -191,7 +191,7 @@ def serve(orders):
     An order is one message: a mapping with ``command``, ``env`` and ``cwd``, and with it four descriptors: standard
     input, output and error of the process, and a pipe for two lines about it, its number and its exit code.
     """
-    reports = {}  # pipe by process
+    server, reports = os.getpid(), {}  # and a pipe by process
 
     def reap(*_):
         with suppress(ChildProcessError):
@@ -218,7 +218,7 @@ def serve(orders):
                 os.close(descriptor)
             os.setsid()
             os.chdir(order["cwd"])
-            become(order["command"], order["env"])
+            become(order["command"], order["env"], server)
         reports[pid] = report
         os.write(report, f"{pid}\n".encode())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
