@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -41,6 +42,7 @@ RUNS, SEED_STEP, MARGIN = 10, 10, 3.0
 OLDER = {"LOCKSTEP_PRECISION": "float32", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PRECISIONS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
 COLUMNS = ("chapter", "precision", "seed", "claim", "value", "at_least", "at_most", "code", "processor", "torch")
+IMPORTS = re.compile(r"^ *(from \S+ import|import|%load_ext) .*\n?", re.MULTILINE)
 SECONDS = "seconds"  # in the column of claims: how long the notebook took
 
 
@@ -61,9 +63,12 @@ def measurements(path):
 
 
 def code_of(notebook):
-    """Return a digest of a notebook's code: runs of other code are no runs of this notebook."""
+    """Return a digest of a notebook's code: runs of other code are no runs of this notebook.
+
+    Imports are left out: where a name comes from says nothing of what is measured.
+    """
     code = "\n".join(one.source for one in notebook.cells if one.cell_type == "code")
-    return hashlib.sha256(code.encode()).hexdigest()[:12]
+    return hashlib.sha256(IMPORTS.sub("", code).encode()).hexdigest()[:12]
 
 
 def run(chapter, path, precision, seed):

@@ -78,6 +78,16 @@ def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, 
     assert spread.margin == pytest.approx(margin) and spread.is_sure == is_sure
 
 
+def test_a_notebook_is_another_one_by_its_code_and_not_by_where_names_come_from():
+    def told(*sources):
+        return claims.code_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in sources]))
+
+    measured = "start()\nvalue = 1"
+    assert told(f"from here import start\n\n{measured}") == told(f"from there.far import start\n\n{measured}")
+    assert told(f"import here\n{measured}") != told("import here\nstart()\nvalue = 2")
+    assert told("from_here()") != told("from_there()")
+
+
 @pytest.fixture
 def chapter(tmp_path, monkeypatch):
     """Return the path of a made-up notebook with two claims, whose runs are kept apart from the course's."""
