@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from utils import digits
-from utils.data import Images, load, prepare, store
+from utils.data import Images, digits, load, prepare, store
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from utils import devices, models, runs
-from utils.augment import AUGMENTATIONS, augment
 from utils.data import load, prepare, whole_batch
+from utils.data.augment import AUGMENTATIONS, augment
 from utils.errors import UserError, one_line_errors
 
 

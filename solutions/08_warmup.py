@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 from utils import devices, models, runs
 from utils.arguments import at_least
-from utils.augment import AUGMENTATIONS, augment
 from utils.data import load, prepare, whole_batch
+from utils.data.augment import AUGMENTATIONS, augment
 from utils.errors import UserError, one_line_errors
 from utils.sync_batchnorm import convert_sync_batchnorm
 

@@ -45,8 +45,8 @@ if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
 # [end]
 from assessment import assignment, finish, report
 from utils import devices, models
-from utils.augment import AUGMENTATIONS, augment
 from utils.data import load, prepare, whole_batch
+from utils.data.augment import AUGMENTATIONS, augment
 from utils.errors import UserError, one_line_errors
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as tv
 
-from utils.augment import AUGMENTATIONS, augment, jitter, uniform, warp
+from utils.data.augment import AUGMENTATIONS, augment, jitter, uniform, warp
 from utils.errors import UserError
 
 

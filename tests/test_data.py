@@ -12,7 +12,7 @@ from programs import Program, run_program
 from torch.utils.data import DataLoader
 
 from utils.data import DATASETS, load, prepare, whole_batch
-from utils.digits import draw, originals
+from utils.data.digits import draw, originals
 from utils.errors import UserError
 
 PREPARE = [sys.executable, "-m", "utils.data"]

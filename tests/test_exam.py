@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from assessment.exam import exams, given_name, keep_exams
-from utils import digits
-from utils.data import load
+from utils.data import digits, load
 
 
 @pytest.fixture

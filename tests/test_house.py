@@ -5,23 +5,27 @@ import json
 import re
 import subprocess
 import tomllib
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-# Each file may import from the floors above its line here, and on its line from the files before it.
-FLOORS = [
-    ["errors", "arguments"],
-    ["files"],
-    ["augment", "digits", "sources", "data", "models", "devices", "runs"],
-    ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks", "novograd"],
-    ["tether", "forking", "warm", "processes", "ranklogs", "failures", "launch", "magics"],
-    ["experiments", "cluster", "scaling", "curves", "train_curve"],
-    ["plots", "widgets", "progress", "claims", "environment", "recorded"],
-]
-ORDER = [name for floor in FLOORS for name in floor]
+# A file or a room (a folder) may import from the floors above its line here, and on its line from those before it.
+FLOORS = {
+    "utils": [
+        ["errors", "arguments", "files"],
+        ["devices", "models", "novograd", "data"],
+        ["runs"],
+        ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks"],
+        ["tether", "forking", "warm", "processes", "ranklogs", "failures", "launch", "magics"],
+        ["curves", "train_curve"],
+        ["plots", "widgets", "progress", "claims", "environment", "recorded"],
+    ],
+}
+ABOVE = {"utils": {"assessment", "tests", "benchmarks"}}  # packages that it may not import at all
 
 
 def tracked(pattern):
@@ -29,28 +33,52 @@ def tracked(pattern):
     return [path for name in listed.stdout.decode().split("\n") if name and (path := ROOT / name).is_file()]
 
 
-def imported_utils(path):
+def module(path):
+    """Return the dotted name under which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path):
+    """Return the dotted names of all that a file imports, also within its functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "utils":
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("utils."):
-            names.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {
+                one if (ROOT / Path(*one.split("."))).with_suffix(".py").is_file() else node.module for one in inside
+            }
         elif isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("utils.")}
+            names |= {alias.name for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "utils").glob("[!_]*.py")), ids=lambda path: path.stem)
-def test_imports_point_down_the_floors(path):
-    assert path.stem in ORDER, f"utils/{path.name} has no floor: give it one in this test"
-    below = ORDER[: ORDER.index(path.stem)]
-    assert imported_utils(path) <= set(below)
+def files_of(package):
+    return [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] == package and path.parent != ROOT]
 
 
-def test_utils_never_import_the_assessment():
-    for path in (ROOT / "utils").glob("*.py"):
-        assert not re.search(r"^\s*(from|import) assessment", path.read_text(encoding="utf-8"), re.MULTILINE), path
+def unit(name):
+    """Return the file or the room of a package that a dotted name belongs to; None for the package's own face."""
+    return name.split(".")[1] if "." in name else None
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_imports_point_down_the_floors(package):
+    order = [name for floor in FLOORS[package] for name in floor]
+    for path in files_of(package):
+        own, names = unit(module(path)), imported(path)
+        assert not {name.split(".")[0] for name in names} & ABOVE[package], path
+        if own is not None:
+            assert own in order, f"{path} has no floor: give it one in this test"
+            taken = {unit(name) for name in names if name.split(".")[0] == package}
+            assert taken <= {*order[: order.index(own) + 1]}, path
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_within_a_room_no_file_imports_in_a_circle(package):
+    files = {module(path): path for path in files_of(package)}
+    graph = {name: {one for one in imported(path) if one in files and one != name} for name, path in files.items()}
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("path", tracked("*.py"), ids=lambda path: str(path.relative_to(ROOT)))

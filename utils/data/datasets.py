@@ -1,13 +1,10 @@
 """Datasets: prepared once, then loaded in milliseconds and shared by all ranks of a machine.
 
-From a shell: python -m utils.data digits [digits-rgb | fashion-mnist | mnist | cifar10 | folder:PATH]
-
 ``prepare`` turns a dataset into one file of tensors, ``load`` maps that file into memory: every rank
 reads the same pages. A batch is fetched in one indexing call, because a Python loop over images takes
 longer than a training step of a small network.
 """
 
-import argparse
 import hashlib
 import os
 import re
@@ -19,8 +16,8 @@ from filelock import FileLock
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from utils import digits, sources
-from utils.errors import UserError, one_line_errors
+from utils.data import digits, sources
+from utils.errors import UserError
 from utils.files import cannot_write, remove_parts, written_whole
 
 DATASETS = ("digits", "digits-rgb", *sources.PUBLISHED)
@@ -156,20 +153,3 @@ def _read(name, root):
         splits = {split: digits.draw(name, split, digits.COUNTS[split], digits.SEEDS[split]) for split in SPLITS}
         return splits, digits.CLASSES
     return sources.read_folder(_folder(name)) if name.startswith("folder:") else sources.read_published(name, root)
-
-
-def main():
-    """Prepare the datasets named on the command line and say what is there."""
-    parser = argparse.ArgumentParser(prog="python -m utils.data", description=main.__doc__)
-    parser.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(DATASETS)} or folder:PATH")
-    parser.add_argument("--data-dir", default="data", help="where the prepared file goes (default: %(default)s)")
-    args = parser.parse_args()
-    for name in args.names:
-        path = prepare(name, args.data_dir)
-        counts = ", ".join(f"{len(load(name, args.data_dir, split)):,} {split} images" for split in SPLITS)
-        print(f"{name}: {counts} in {path}")
-
-
-if __name__ == "__main__":
-    with one_line_errors():
-        main()

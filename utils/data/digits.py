@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from utils.augment import uniform, warp
+from utils.data.augment import uniform, warp
 
 CLASSES = [str(digit) for digit in range(10)]
 SPLITS = ("train", "test", "reserve")
