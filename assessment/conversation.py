@@ -8,8 +8,8 @@ import sys
 import time
 from contextlib import suppress
 
-from utils import processes as system
 from utils.errors import UserError
+from utils.launch import processes as system
 
 LONGEST = 10_000_000  # bytes of one answer
 READY_S = 120

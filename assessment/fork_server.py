@@ -18,7 +18,7 @@ import psutil
 from assessment.conversation import Conversation, LostError, answering
 from assessment.forked_rank import PR_SET_DUMPABLE, become_rank, host_store
 from assessment.salvage import NotPlainError, salvage
-from utils import processes as system
+from utils.launch import processes as system
 
 PR_SET_CHILD_SUBREAPER = 36
 ANSWER_S = 20

@@ -10,8 +10,8 @@ with ForkServer() as server:
 import time
 
 from assessment.conversation import LostError
-from utils.failures import explain_failure
-from utils.ranklogs import RankLogs
+from utils.launch.failures import explain_failure
+from utils.launch.rank_logs import RankLogs
 
 GRACE_S, POLL_S, LONGEST_GAP_S = 3, 0.05, 0.5
 

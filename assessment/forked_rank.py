@@ -12,7 +12,7 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 
-from utils.tether import PR_SET_PDEATHSIG, send_output_to
+from utils.launch.tether import PR_SET_PDEATHSIG, send_output_to
 
 PR_SET_DUMPABLE = 4
 

@@ -11,7 +11,7 @@ from assessment.artifacts import Weights
 from assessment.gradients import gradients_are_averaged
 from assessment.sketch import distance
 from assessment.verdict import HOLDS, broken, listed, unseen
-from utils.failures import LOST_PEER
+from utils.launch.failures import LOST_PEER
 
 DAY_S = 86_400
 NO_GROUP = "process group has not been initialized"  # what torch says to a rank that has joined none

@@ -22,7 +22,7 @@ import psutil
 import sklearn
 
 from assessment.labs import ROOT
-from utils import processes as system
+from utils.launch import processes as system
 
 BUBBLEWRAP, UNSHARE, NONE = "bubblewrap", "unshare", "none"
 MEGABYTE = 1_000_000

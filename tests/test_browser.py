@@ -9,7 +9,7 @@ import pytest
 from browser import Lab, Page, open_browser
 from conftest import ROOT, until
 
-from utils.processes import family
+from utils.launch.processes import family
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 pytestmark = pytest.mark.timeout(400)

@@ -12,7 +12,7 @@ from utils import models
 from utils.curves import CurveError, Settings, has_diverged, read_curve, train_curves
 from utils.data import load
 from utils.errors import UserError
-from utils.processes import family, kill
+from utils.launch.processes import family, kill
 from utils.train_curve import recompute_statistics, train
 
 SHORT = {"epochs": 2, "train_images": 512, "model": "lenet", "precision": "float32"}

@@ -20,7 +20,7 @@ FLOORS = {
         ["devices", "models", "novograd", "data"],
         ["runs"],
         ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks"],
-        ["tether", "forking", "warm", "processes", "ranklogs", "failures", "launch", "magics"],
+        ["launch"],
         ["curves", "train_curve"],
         ["plots", "widgets", "progress", "claims", "environment", "recorded"],
     ],

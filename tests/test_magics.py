@@ -10,8 +10,8 @@ from conftest import until
 from IPython.core.interactiveshell import InteractiveShell
 
 from utils.errors import UserError
-from utils.magics import CellError, load_ipython_extension, run_cell
-from utils.processes import family
+from utils.launch.processes import family
+from utils.launch.ranks_magic import CellError, load_ipython_extension, run_cell
 
 SUM = """
 import torch

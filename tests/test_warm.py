@@ -9,8 +9,8 @@ import psutil
 import pytest
 from conftest import until
 
-from utils import processes as system
-from utils.warm import WarmProcess
+from utils.launch import processes as system
+from utils.launch.warm import WarmProcess
 
 COLD = {"LOCKSTEP_COLD": "1"}
 
@@ -106,7 +106,8 @@ def test_what_torch_reads_as_it_is_imported_is_not_overlooked(script, tmp_path):
 
 def test_what_torch_sets_itself_as_it_is_imported_makes_no_program_start_cold(script, tmp_path):
     starter = script(
-        "import os, sys\ndel os.environ['LOCKSTEP_COLD']\nfrom utils import processes as system\nsystem.warm_up()\n"
+        "import os, sys\ndel os.environ['LOCKSTEP_COLD']\n"
+        "from utils.launch import processes as system\nsystem.warm_up()\n"
         "import torch._dynamo\n"
         "ranks = {'WORLD_SIZE': '1', 'TORCHELASTIC_USE_AGENT_STORE': 'True'}\n"
         "process = system.start(system.tethered([sys.executable, sys.argv[1]]), env=ranks)\n"
@@ -150,7 +151,7 @@ def test_programs_end_with_their_server_and_the_next_gets_another(script, tmp_pa
 
 def test_the_server_outlives_the_folder_that_it_was_started_in(script, tmp_path):
     program = (
-        "import os, sys, tempfile\nfrom utils import processes as system\n"
+        "import os, sys, tempfile\nfrom utils.launch import processes as system\n"
         "with tempfile.TemporaryDirectory() as folder:\n    os.chdir(folder)\n    system.warm_up()\n"
         "os.chdir('/')\nprint(system.start(system.tethered([sys.executable, sys.argv[1]])).wait(timeout=60))"
     )
@@ -160,7 +161,7 @@ def test_the_server_outlives_the_folder_that_it_was_started_in(script, tmp_path)
 
 def test_a_process_whose_server_has_died_meanwhile_ends_before_its_first_line(script, tmp_path):
     program = (
-        "import os, sys\nfrom utils import processes as system\nfrom utils.forking import become\n"
+        "import os, sys\nfrom utils.launch import processes as system\nfrom utils.launch.forking import become\n"
         "command = system.tethered([sys.executable, sys.argv[1]])\n"
         "if (pid := os.fork()) == 0:\n    become(command, dict(os.environ), parent=1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
@@ -177,7 +178,7 @@ def test_an_environment_too_long_for_a_message_starts_cold(script, tmp_path):
 def test_nothing_is_left_when_the_program_ends_that_started_others(script, tmp_path):
     sleeper = script("import time\ntime.sleep(300)", "sleeper.py")
     starter = script(
-        "import sys\nfrom utils import processes as system\n"
+        "import sys\nfrom utils.launch import processes as system\n"
         "process = system.start(system.tethered([sys.executable, sys.argv[1]], sys.argv[2]))\n"
         "print(process.pid, *[one.pid for one in system.family(__import__('os').getpid())], flush=True)"
     )

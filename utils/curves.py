@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from utils import processes as system
 from utils import runs
 from utils.devices import PRECISIONS, physical_cores
 from utils.errors import UserError
+from utils.launch import processes as system
 from utils.novograd import NovoGrad
 
 

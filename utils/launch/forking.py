@@ -1,9 +1,9 @@
 """Become another Python program, in a process forked off one that has imported torch: it starts at once.
 
-    python -m utils.forking SOCKET
+    python -m utils.launch.forking SOCKET
 
 Importing torch, and what its optimizers ask for, takes a process longer than a short training run. The server here
-does it once and forks a process for each order that it gets (see ``utils.warm``). The process then does what its
+does it once and forks a process for each order that it gets (see ``utils.launch.warm``). The process then does what its
 command would do in a process of its own: tied to its parent, with its own output, environment, folder, arguments,
 signals and random numbers, its own ``utils`` and its own exit code. torchrun forks its ranks in turn.
 
@@ -31,7 +31,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from utils.tether import send_output_to, tie_to_parent
+from utils.launch.tether import send_output_to, tie_to_parent
 
 TETHER = Path(__file__).with_name("tether.py")
 MOST_BYTES = 1 << 20  # of one order

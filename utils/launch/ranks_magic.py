@@ -1,6 +1,6 @@
 """``%%ranks N``: run a notebook cell as N processes that can talk to each other.
 
-    %load_ext utils.magics
+    %load_ext utils.launch.ranks_magic
 
     %%ranks 2
     import torch.distributed as dist
@@ -20,10 +20,10 @@ import time
 from IPython import get_ipython
 from torch.distributed import TCPStore
 
-from utils import processes as system
 from utils.errors import UserError
-from utils.failures import first_failure
-from utils.ranklogs import RankLogs
+from utils.launch import processes as system
+from utils.launch.failures import first_failure
+from utils.launch.rank_logs import RankLogs
 
 POLL_S = 0.05
 GRACE_S = 1.0  # what the other ranks get to say something when one has failed
@@ -98,7 +98,7 @@ def ranks(line, cell):
 
 
 def load_ipython_extension(shell):
-    """Make ``%%ranks`` known; called by ``%load_ext utils.magics``."""
+    """Make ``%%ranks`` known; called by ``%load_ext utils.launch.ranks_magic``."""
     shell.register_magic_function(ranks, "cell")
 
 

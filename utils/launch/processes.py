@@ -9,9 +9,9 @@ from concurrent.futures import Future
 
 import psutil
 
-from utils import warm
 from utils.devices import physical_cores
-from utils.forking import TETHER
+from utils.launch import warm
+from utils.launch.forking import TETHER
 
 
 def tethered(command, log="-"):
@@ -25,7 +25,7 @@ def tethered(command, log="-"):
 def start(command, *, processes=1, threads=None, env=None, **options):
     """Start ``command``, one of ``processes`` that share this machine, and return its ``Popen``, or what is like it.
 
-    A tethered Python program is forked off one that has imported torch, see ``utils.warm``. Each process gets
+    A tethered Python program is forked off one that has imported torch, see ``utils.launch.warm``. Each process gets
     ``threads`` to compute with (default: the physical cores shared out evenly). ``env`` adds to the environment;
     ``options`` go to ``Popen``.
     """

@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from utils import processes as system
 from utils import runs
 from utils.errors import UserError
-from utils.failures import explain_failure, reported_exits
-from utils.ranklogs import RankLogs
+from utils.launch import processes as system
+from utils.launch.failures import explain_failure, reported_exits
+from utils.launch.rank_logs import RankLogs
 
 GRACE_S = 3.0  # what a run gets to write down that it was stopped, before it is killed
 POLL_S = 0.1

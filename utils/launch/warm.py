@@ -18,7 +18,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 
-from utils.forking import ROOM, TETHER, parse
+from utils.launch.forking import ROOM, TETHER, parse
 
 READ_AT_IMPORT = (
     "ATEN",
@@ -105,9 +105,9 @@ class _Server:
         self._imported_with = _read_at_import(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = theirs.fileno()
-        serving = [sys.executable, "-u", "-m", "utils.forking", str(number), ROOM]
+        serving = [sys.executable, "-u", "-m", "utils.launch.forking", str(number), ROOM]
         # A folder of its own: MKL does not load where this program's folder is gone by then.
-        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, "cwd": TETHER.parent.parent}
+        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, "cwd": TETHER.parents[2]}
         own = environment | {"OMP_NUM_THREADS": "1", "LOCKSTEP_PARENT": str(os.getpid())}
         self._process = start_cold(
             [sys.executable, str(TETHER), "-", *serving], options | {"env": own, "pass_fds": [number]}
