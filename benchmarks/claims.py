@@ -118,23 +118,34 @@ def write(rows):
 
 
 def gather(asked, precisions, count, anew=False):
-    """Make the runs that are missing, or all ``anew``, the chapters in turn, and keep each at once."""
+    """Make the runs that are missing, or all ``anew``, the chapters in turn, and keep each at once.
+
+    Returns the names of the chapters that failed, which are not tried again.
+    """
     chosen = notebooks(asked)
     if anew:
         write([row for row in read() if row["chapter"] not in chosen or row["precision"] not in precisions])
     codes = {name: code_of(measurements(path)) for name, path in chosen.items()}
+    failed = []
     for seed in range(0, count * SEED_STEP, SEED_STEP):
         for precision in precisions:
             for name, path in chosen.items():
                 rows = [row for row in read() if row["chapter"] != name or row["code"] == codes[name]]
-                if any((row["chapter"], row["precision"], row["seed"]) == (name, precision, seed) for row in rows):
+                there = {(row["chapter"], row["precision"], row["seed"]) for row in rows}
+                if (name, precision, seed) in there or name in failed:
                     continue
-                made = run(name, path, precision, seed)
+                try:
+                    made = run(name, path, precision, seed)
+                except UserError as error:
+                    print(error, flush=True)
+                    failed.append(name)
+                    continue
                 write(rows + made)
                 print(f"{name}, {precision}, seed {seed}: {made[-1]['value']:.0f} s", flush=True)
                 for row in made[:-1]:
                     if not holds(row):
                         print(f"  does not hold: {row['claim']} ({row['value']:.3g})", flush=True)
+    return failed
 
 
 def holds(row):
@@ -242,8 +253,9 @@ def main():
     parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
     has = [name for name in PRECISIONS if name == "float32" or has_fast_bfloat16("cpu")]
+    failed = []
     if not args.table:
-        gather(args.chapters, [args.precision] if args.precision else has, args.runs, args.anew)
+        failed = gather(args.chapters, [args.precision] if args.precision else has, args.runs, args.anew)
     rows = read()
     if not rows:
         raise UserError("nothing has been measured yet: run make claims")
@@ -252,8 +264,10 @@ def main():
     unsure = [(key, name) for key, by in spreads(rows).items() for name, one in by.items() if not one.is_sure]
     for (chapter, claim), precision in unsure:
         print(f"not sure: {chapter}, {precision}: {claim}")
+    for name in failed:
+        print(f"failed: {name}")
     print(f"{len(spreads(rows))} claims; {RESULTS.relative_to(ROOT)}/claims.md")
-    sys.exit(1 if unsure else 0)
+    sys.exit(1 if unsure or failed else 0)
 
 
 if __name__ == "__main__":

@@ -117,3 +117,12 @@ def test_runs_are_kept_at_once_and_only_the_missing_ones_are_made(chapter, capsy
     assert (again["seed"], again["at_most"]) == (0, 19.0)
     claims.gather([], ["float32"], 1, anew=True)
     assert [one["claim"] for one in claims.read()].count(claims.SECONDS) == 1 and "seed 0" in capsys.readouterr().out
+
+
+def test_a_chapter_that_fails_is_told_and_the_others_are_measured(chapter, monkeypatch, capsys):
+    broken = chapter.with_name("98_broken.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), broken)
+    monkeypatch.setattr(claims, "notebooks", lambda _asked=(): {"98_broken": broken, "99_made_up": chapter})
+    assert claims.gather([], ["float32"], 2) == ["98_broken"]
+    assert capsys.readouterr().out.count("98_broken failed with seed 0 in float32") == 1
+    assert {one["chapter"] for one in claims.read()} == {"99_made_up"}
