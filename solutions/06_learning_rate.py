@@ -36,7 +36,7 @@ from utils.arguments import at_least
 from utils.data import load, prepare, whole_batch
 from utils.data.augment import AUGMENTATIONS, augment
 from utils.errors import UserError, one_line_errors
-from utils.sync_batchnorm import convert_sync_batchnorm
+from utils.parallel.sync_batchnorm import convert_sync_batchnorm
 
 
 def parse_args():

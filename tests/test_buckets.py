@@ -9,7 +9,7 @@ from networks import batch, network, own_part
 from torch import nn
 from torch.nn import functional as F
 
-from utils.data_parallel import DataParallel
+from utils.parallel.data_parallel import DataParallel
 
 
 def with_branches(per_rank, bucket_bytes):

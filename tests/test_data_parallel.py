@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.collectives import all_reduce
-from utils.data_parallel import DataParallel, NaiveDataParallel
-from utils.sync_batchnorm import convert_sync_batchnorm
+from utils.parallel.collectives import all_reduce
+from utils.parallel.data_parallel import DataParallel, NaiveDataParallel
+from utils.parallel.sync_batchnorm import convert_sync_batchnorm
 
 STEPS = 4
 

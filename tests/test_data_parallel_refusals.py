@@ -10,7 +10,7 @@ from networks import batch, network
 from torch import nn
 from torch.nn import functional as F
 
-from utils.data_parallel import DataParallel
+from utils.parallel.data_parallel import DataParallel
 
 
 def different(kind):

@@ -19,7 +19,7 @@ FLOORS = {
         ["errors", "arguments", "files"],
         ["devices", "models", "novograd", "data"],
         ["runs"],
-        ["collectives", "buckets", "data_parallel", "mailbox", "sync_batchnorm", "virtual_ranks"],
+        ["parallel"],
         ["launch"],
         ["curves", "train_curve"],
         ["plots", "widgets", "progress", "claims", "environment", "recorded"],

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import until
 
-from utils.mailbox import CAPACITY, PREFIX, gather
+from utils.parallel.mailbox import CAPACITY, PREFIX, gather
 
 
 def many_vectors(count):

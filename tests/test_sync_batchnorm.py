@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ranks import Ranks
 from torch import nn
 
-from utils import sync_batchnorm
-from utils.sync_batchnorm import SyncBatchNorm, combine_running_statistics, convert_sync_batchnorm
+from utils.parallel import sync_batchnorm
+from utils.parallel.sync_batchnorm import SyncBatchNorm, combine_running_statistics, convert_sync_batchnorm
 
 CHANNELS, STEPS = 5, 3
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils import models
 from utils.errors import UserError
-from utils.virtual_ranks import convert_virtual_ranks
+from utils.parallel.virtual_ranks import convert_virtual_ranks
 
 
 def trained_on_own_share(steps):

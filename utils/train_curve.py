@@ -17,7 +17,7 @@ from utils.curves import Settings, has_diverged
 from utils.data import load
 from utils.devices import use_bfloat16
 from utils.errors import UserError
-from utils.virtual_ranks import convert_virtual_ranks
+from utils.parallel.virtual_ranks import convert_virtual_ranks
 
 
 def train(settings):

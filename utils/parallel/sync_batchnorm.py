@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
-from utils.mailbox import gather
+from utils.parallel.mailbox import gather
 
 
 class SyncBatchNorm(_BatchNorm):

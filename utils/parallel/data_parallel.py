@@ -21,8 +21,8 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from utils.buckets import Bucket
 from utils.errors import UserError
+from utils.parallel.buckets import Bucket
 
 # A small bucket is full early; a large one uses the network better, and models are larger where GPUs are.
 BUCKET_BYTES = {"cpu": 1 << 20, "cuda": 25 << 20}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
-from utils.sync_batchnorm import replace_batchnorm
+from utils.parallel.sync_batchnorm import replace_batchnorm
 
 
 class VirtualRanksBatchNorm(_BatchNorm):
