@@ -42,7 +42,7 @@ RUNS, SEED_STEP, MARGIN = 10, 10, 3.0
 OLDER = {"LOCKSTEP_PRECISION": "float32", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PRECISIONS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
 COLUMNS = ("chapter", "precision", "seed", "claim", "value", "at_least", "at_most", "code", "processor", "torch")
-IMPORTS = re.compile(r"^ *(from \S+ import|import|%load_ext) .*\n?", re.MULTILINE)
+IMPORTS = re.compile(r"^ *(from \S+ import|import|%load_ext) .*\n*", re.MULTILINE)
 SECONDS = "seconds"  # in the column of claims: how long the notebook took
 
 

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from utils import models, runs
-from utils.collectives import all_reduce
-from utils.data_parallel import DataParallel
 from utils.devices import use_bfloat16
 from utils.novograd import NovoGrad
-from utils.sync_batchnorm import convert_sync_batchnorm
+from utils.parallel.collectives import all_reduce
+from utils.parallel.data_parallel import DataParallel
+from utils.parallel.sync_batchnorm import convert_sync_batchnorm
 
 ROUNDS, STEPS = 15, 10
 
