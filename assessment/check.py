@@ -18,8 +18,8 @@ from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.labs import starter_of
 from assessment.laws import meets, survives
-from utils import progress
 from utils.errors import UserError, one_line_errors
+from utils.notebook import progress
 
 MARKS = {DONE: "✓", WRONG: "✗", UNSEEN: "·", UNBEGUN: "·"}
 COLOURS = {DONE: "#117733", WRONG: "#cc3311", UNSEEN: "#666666", UNBEGUN: "#666666"}

@@ -128,7 +128,7 @@ def curve(grade, task):
     """Return the accuracy curve as an HTML image, nothing where the run reported none."""
     if not grade.curve:
         return ""
-    from utils import plots  # matplotlib takes a second to import
+    from utils.notebook import plots  # matplotlib takes a second to import
 
     epochs = list(range(1, len(grade.curve) + 1))
     ends = [1, max(2, len(epochs))]

@@ -130,7 +130,7 @@ def accuracies(grades):
     found = sorted(grade.accuracy for grade in grades if grade.accuracy is not None)
     if len(found) < 2:
         return ""
-    from utils import plots  # matplotlib takes a second to import
+    from utils.notebook import plots  # matplotlib takes a second to import
 
     alt = f"Accuracy on hidden images of {len(found)} submissions, from {found[0]:.3f} to {found[-1]:.3f}."
     axes = {"xlabel": "submission, from the lowest accuracy on", "ylabel": "accuracy on hidden images"}

@@ -4,7 +4,7 @@ from html import escape
 
 from assessment.checklists import checklist
 from assessment.labs import ROOT
-from utils import progress
+from utils.notebook import progress
 
 
 class Overview:

@@ -16,10 +16,11 @@ import torch
 
 from assessment import assignment
 from benchmarks.machine import processor
-from utils import curves, plots, recorded
+from utils import curves
 from utils.devices import device_for, physical_cores
 from utils.errors import UserError, one_line_errors
 from utils.launch import launch
+from utils.notebook import plots, recorded
 from utils.runs import folder_for, read_json
 
 SEEDS = (0, 1, 2)

@@ -112,7 +112,7 @@ LONG_RUN = """
 from utils import claims
 from utils.data import prepare
 from utils.launch import launch
-from utils.widgets import watch
+from utils.notebook.widgets import watch
 claims.start("test")
 prepare("digits", "data")
 arguments = ("--epochs", 500, "--train-images", 512, "--model", "lenet", "--device", "cpu")

@@ -22,8 +22,8 @@ from assessment.forked import ForkedRanks
 from assessment.labs import sealed, solution, starter
 from assessment.overview import Overview
 from assessment.verdict import broken
-from utils import progress
 from utils.errors import UserError
+from utils.notebook import progress
 
 LABS = [path.stem.split("_")[0] for path in sorted((ROOT / "solutions").glob("[0-9]*.py"))]
 ALL = {kind: submissions(kind) for kind in ("right", "wrong")}

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from utils import claims
 from utils.errors import UserError
+from utils.notebook import claims
 
 
 @pytest.fixture(autouse=True)

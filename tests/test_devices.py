@@ -4,8 +4,8 @@ import pytest
 
 from utils import devices
 from utils.curves import Settings, train_curves
-from utils.environment import check_environment
 from utils.errors import UserError
+from utils.notebook.environment import check_environment
 
 
 @pytest.mark.parametrize(("asked", "wide"), [("float32", False), ("bfloat16", True)])

@@ -22,7 +22,7 @@ FLOORS = {
         ["parallel"],
         ["launch"],
         ["curves", "train_curve"],
-        ["plots", "widgets", "progress", "claims", "environment", "recorded"],
+        ["notebook"],
     ],
 }
 ABOVE = {"utils": {"assessment", "tests", "benchmarks"}}  # packages that it may not import at all

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from utils import plots
 from utils.curves import Curve, Settings
 from utils.errors import UserError
+from utils.notebook import plots
 from utils.runs import COLUMNS, write_json
 
 ROW = {"train_loss": 1.0, "val_loss": 1.2, "train_accuracy": 0.6, "val_accuracy": 0.5}

@@ -10,8 +10,8 @@ from conftest import ROOT
 
 from assessment import assignment, reached_in
 from benchmarks.recorded import RESNETS, SEEDS, STUDIES
-from utils import plots, recorded
 from utils.errors import UserError
+from utils.notebook import plots, recorded
 
 NAMES = [*STUDIES, "05_resnet18", "14_assessment"]
 

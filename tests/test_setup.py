@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 from conftest import ROOT, need
 
-from utils.environment import check_environment
+from utils.notebook.environment import check_environment
 
 # A newcomer's shell knows nothing of this environment.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("VIRTUAL_ENV", "MAKE", "MFLAGS"))}

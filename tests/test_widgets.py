@@ -1,7 +1,7 @@
 """Figures with sliders: drawn at once, and anew when a slider moves."""
 
-from utils import plots
-from utils.widgets import explore
+from utils.notebook import plots
+from utils.notebook.widgets import explore
 
 
 def test_a_figure_follows_its_sliders():

@@ -22,10 +22,10 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import HTML, display
 
-from utils import progress
 from utils.errors import UserError
 from utils.files import cannot_write
 from utils.launch import processes
+from utils.notebook import progress
 
 BOX = "border-left: 4px solid {colour}; padding: 0.3em 0.8em; margin: 0.3em 0"
 LEFT = "style='text-align: left'"

@@ -16,7 +16,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.files import written_whole
 
-FOLDER = Path(__file__).resolve().parent.parent / "notebooks/recorded"
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks/recorded"
 BOX = "border: 1px dashed #888888; padding: 0.5em 0.8em; margin: 0.3em 0"
 
 
@@ -47,7 +47,9 @@ def show(name, folder=FOLDER):
         told = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         return Recording((folder / f"{name}.png").read_bytes(), **told)
     except FileNotFoundError as error:
-        raise UserError(f"{name} has no recording ({error.filename} is missing): see utils/recorded.py") from error
+        raise UserError(
+            f"{name} has no recording ({error.filename} is missing): see utils/notebook/recorded.py"
+        ) from error
 
 
 def read(name, folder=FOLDER):

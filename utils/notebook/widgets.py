@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from IPython.display import display
 
 from utils import runs
-from utils.plots import training_figure
+from utils.notebook.plots import training_figure
 
 REFRESH_S = 0.25
 LINE = "<span style='white-space: nowrap'>{}</span>"

@@ -1,0 +1,1 @@
+"""What only a notebook shows: claims, predictions and progress, figures, panels, recordings."""
