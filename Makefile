@@ -68,7 +68,7 @@ grade: setup ## grade a folder: make grade SUBMISSIONS=dir [ROSTER=csv] [OUT=gra
 		$(if $(JOBS),-j "$(JOBS)")
 
 labs: setup ## make labs/ from solutions/, except what a learner has changed
-	@$(PY) -m assessment.labs
+	@$(PY) -m assessment.starters
 
 format: setup ## format the code and strip the notebooks
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format . && $(PY) -m nbstripout notebooks/*.ipynb

@@ -16,8 +16,8 @@ from textwrap import shorten
 from assessment.checklist import DONE, UNBEGUN, UNSEEN, WRONG, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.labs import starter_of
 from assessment.laws import meets, survives
+from assessment.starters.make import starter_of
 from utils.errors import UserError, one_line_errors
 from utils.notebook import progress
 

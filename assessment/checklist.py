@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from assessment.fork_server import ForkServer
-from assessment.labs import is_untouched
 from assessment.laws import averages, meets, survives
 from assessment.plans import Plan, Trials
 from assessment.salvage import remove
-from assessment.steps import untouched_steps
+from assessment.starters.difference import untouched_steps
+from assessment.starters.make import is_untouched
 from assessment.trial import CALM
 from assessment.trial_data import Stage, trial_data
 from assessment.verdict import Verdict, unseen

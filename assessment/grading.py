@@ -24,7 +24,6 @@ from assessment.conversation import LostError, answering
 from assessment.exam import given_name
 from assessment.fork_server import ForkServer
 from assessment.forked import ForkedRanks, Idle
-from assessment.labs import is_solution
 from assessment.marking import (
     FAIL,
     PASS,
@@ -38,6 +37,7 @@ from assessment.marking import (
 )
 from assessment.salvage import remove
 from assessment.sandbox import MEGABYTE, Limits, Sandbox, Watch
+from assessment.starters.make import is_solution
 from assessment.trial import CALM_ENVIRONMENT, trial_folder
 from assessment.trial_data import Stage, trial_data
 from utils.runs import read_metrics

@@ -3,7 +3,7 @@
 from html import escape
 
 from assessment.checklists import checklist
-from assessment.labs import ROOT
+from assessment.starters.make import ROOT
 from utils.notebook import progress
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import sklearn
 
-from assessment.labs import ROOT
+from assessment.starters.make import ROOT
 from utils.launch import processes as system
 
 BUBBLEWRAP, UNSHARE, NONE = "bubblewrap", "unshare", "none"

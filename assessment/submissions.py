@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from assessment.labs import is_untouched
+from assessment.starters.make import is_untouched
 from assessment.verdict import listed
 from utils.errors import UserError
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from assessment.artifacts import Artifacts
 from assessment.evidence import Evidence, Rank
 from assessment.forked import ForkedRanks, Idle
-from assessment.labs import ROOT
+from assessment.starters.make import ROOT
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
 EVIDENCE_BYTES = 60_000_000

@@ -5,8 +5,8 @@ import os
 import zipfile
 from dataclasses import dataclass
 
-from assessment.labs import ROOT, solution
 from assessment.marking import FAIL, NOT_GRADABLE, PASS
+from assessment.starters.make import ROOT, solution
 
 RIGHT = solution((ROOT / "solutions/assessment.py").read_text(encoding="utf-8"))
 

@@ -14,8 +14,8 @@ import torch
 
 from assessment.artifacts import Artifacts, Weights
 from assessment.evidence import Evaluation, Evidence, Rank, Step
-from assessment.labs import ROOT
 from assessment.sketch import DIRECTIONS
+from assessment.starters.make import ROOT
 from assessment.trial import Trial
 from assessment.trial_data import trial_data
 from assessment.watch_training import bare

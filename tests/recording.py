@@ -18,7 +18,7 @@ from recorded_trials import COARSE, FINE, plain, revived
 from assessment.checklist import asked, judge
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.steps import untouched_steps
+from assessment.starters.difference import untouched_steps
 
 FOLDER = Path(__file__).parent / "recorded"
 AGAIN = "record it anew: .venv/bin/python tests/mutants.py --record"

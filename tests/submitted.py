@@ -9,7 +9,7 @@ a line begins with ``- `` where it goes, with ``+ `` where it comes and with two
 from dataclasses import dataclass
 from pathlib import Path
 
-from assessment.labs import ROOT, solution
+from assessment.starters.make import ROOT, solution
 
 FOLDER = Path(__file__).parent / "submissions"
 

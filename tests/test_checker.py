@@ -19,8 +19,8 @@ from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.forked import ForkedRanks
-from assessment.labs import sealed, solution, starter
 from assessment.overview import Overview
+from assessment.starters.make import sealed, solution, starter
 from assessment.verdict import broken
 from utils.errors import UserError
 from utils.notebook import progress

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY
 
-from assessment.labs import is_untouched, make_labs, reset, sealed, solution, starter, starters
-from assessment.steps import Difference, steps
+from assessment.starters.difference import Difference, steps
+from assessment.starters.make import is_untouched, make_labs, reset, sealed, solution, starter, starters
 from utils.errors import UserError
 from utils.runs import read_metrics
 

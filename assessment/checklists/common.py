@@ -3,7 +3,7 @@
 from assessment import by_hand, clocks, judging, laws, profiles, rates, records, shares, watched
 from assessment import statistics_of_ranks as statistics
 from assessment.checklist import Item, Lab
-from assessment.steps import steps
+from assessment.starters.difference import steps
 
 DOCS = "pytorch.org/docs/stable"
 TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"

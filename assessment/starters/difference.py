@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from html import escape
 
-from assessment.labs import OPEN, ROOT
+from assessment.starters.make import OPEN, ROOT
 
 CODE = "white-space: pre; overflow-x: auto; font-size: 12px; line-height: 1.4; padding: 0.4em; background: #f7f7f7"
 REMOVED, ADDED = "background: #fde2e2", "background: #ddf3e0"

@@ -1,6 +1,6 @@
 """Make the labs from the solutions: one source holds both variants.
 
-    python -m assessment.labs
+    python -m assessment.starters
 
 In ``solutions/NN_name.py`` a region that differs looks like this (the first line may also be
 ``# [step 3: exact validation]``, which names one of the lab's steps):
@@ -18,14 +18,13 @@ and never overwritten.
 import ast
 import hashlib
 import re
-import sys
 from datetime import datetime
 from pathlib import Path
 
-from utils.errors import UserError, one_line_errors
+from utils.errors import UserError
 from utils.files import written_whole
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OPEN = re.compile(r"\s*# \[(solution|step \d+: .+)\]$")
 SEAL = re.compile(r"# From solutions/\S+, unchanged while this number fits: ([0-9a-f]{12})\n\Z")
 
@@ -139,14 +138,3 @@ def reset(lab, root=ROOT):
         + (f"; yours is kept beside it as {kept.parent.name}/{kept.name}" if kept else "")
     )
     return kept
-
-
-def main():
-    """Make the labs and say which were left alone."""
-    for name in make_labs():
-        print(f"{name} has been changed by hand and stays as it is", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    with one_line_errors():
-        main()

@@ -1,0 +1,6 @@
+"""Starters are made from solutions: the labs, and the assignment's script."""
+
+from assessment.starters.difference import Difference
+from assessment.starters.make import ROOT, reset
+
+__all__ = ["ROOT", "Difference", "reset"]
