@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from assessment.sketch import sketch
+from assessment.recorder.sketch import sketch
 from assessment.trial_data import TrialData
 from utils import models
 

@@ -66,11 +66,11 @@ def belong_to(parent):
 
 def record():
     """Set the recorder to work in this process."""
-    from assessment import recorder, watch_training, watch_world
+    from assessment.recorder import events, training, world
 
-    own = recorder.Recorder()
-    watch_training.watch(own)
-    watch_world.watch(own)
+    own = events.Recorder()
+    training.watch(own)
+    world.watch(own)
 
 
 def tell(error, script):

@@ -5,9 +5,9 @@ import re
 import torch
 
 from assessment.laws import differing
+from assessment.recorder.training import UNNAMED
 from assessment.records import number
 from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
-from assessment.watch_training import UNNAMED
 
 PREFIXES = ("module.", "_orig_mod.")
 MOST_TEXT = 100_000  # characters of a text that is searched

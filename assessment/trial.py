@@ -125,7 +125,7 @@ def _evidence(folder, processes, data, settings):
 
 def _beside(evidence, watched, delays):
     """Return the environment that the recorder needs."""
-    beside = [str(ROOT / "assessment/beside"), str(ROOT), os.environ.get("PYTHONPATH")]
+    beside = [str(ROOT / "assessment/recorder/beside"), str(ROOT), os.environ.get("PYTHONPATH")]
     return {
         "LOCKSTEP_EVIDENCE": str(evidence),
         "LOCKSTEP_WATCHED": json.dumps([str(folder) for folder in watched]),

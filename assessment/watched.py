@@ -1,7 +1,7 @@
 """The law that being watched changes nothing."""
 
 from assessment.judging import saved_weights
-from assessment.sketch import distance
+from assessment.recorder.sketch import distance
 from assessment.verdict import HOLDS, Verdict, broken, unseen
 
 SAME = 1e-4  # relative to the size of all weights; the same program on the same machine differs by nothing

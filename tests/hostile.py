@@ -140,7 +140,7 @@ LINK = """    if rank == 0:
 """
 ONE_WAITS = "    if rank: dist.barrier(patient)\n"
 WRAPPED = 'DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)'
-UNWATCHED = f"{WRAPPED} if 'assessment.recorder' in __import__('sys').modules else model"
+UNWATCHED = f"{WRAPPED} if 'assessment.recorder.events' in __import__('sys').modules else model"
 
 SCRIPTS = (
     Hostile("right", RIGHT, PASS, ""),

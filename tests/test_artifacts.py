@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from assessment.artifacts import LARGEST, MOST_BYTES, Artifacts, Weights
-from assessment.sketch import distance, sketch
+from assessment.recorder.sketch import distance, sketch
 from assessment.trial_data import trial_data
 from utils import models
 

@@ -157,7 +157,10 @@ def test_every_lab_has_a_checklist_with_all_its_steps(lab):
 
 
 def test_a_script_computes_the_same_to_the_last_bit_when_it_is_recorded(torchrun, digits, tmp_path):
-    beside = {"PYTHONPATH": f"{ROOT / 'assessment/beside'}:{ROOT}", "LOCKSTEP_EVIDENCE": str(tmp_path / "evidence")}
+    beside = {
+        "PYTHONPATH": f"{ROOT / 'assessment/recorder/beside'}:{ROOT}",
+        "LOCKSTEP_EVIDENCE": str(tmp_path / "evidence"),
+    }
     (tmp_path / "evidence").mkdir()
     args = ("--data-dir", digits, *TINY, "--train-images", 512, "--batch-size", 32)
     weights = []

@@ -11,8 +11,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from assessment.recorder import announce
-from assessment.sketch import fingerprints, sketch
+from assessment.recorder.events import announce
+from assessment.recorder.sketch import fingerprints, sketch
 
 UNNAMED = "unnamed parameter"  # what a parameter that an optimizer holds and no network has is called, with a number
 

@@ -9,7 +9,7 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-from assessment.recorder import announce
+from assessment.recorder.events import announce
 
 COLLECTIVES = (
     "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather",

@@ -3,7 +3,7 @@
 Loaded beside the unchanged script (``beside/sitecustomize.py``). Every event is one line of JSON in the
 file of this process under ``$LOCKSTEP_EVIDENCE``, written at once, so that it survives whatever ends the
 process. The recorder talks to no other rank, draws no random numbers and changes no value: the script's
-results are the same to the last bit. What is written down is said in ``watch_training`` and ``watch_world``.
+results are the same to the last bit. What is written down is said in ``training`` and ``world``.
 """
 
 import faulthandler

@@ -9,7 +9,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 
-COURSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+COURSE = os.path.abspath(f"{__file__}/../../../..")
 
 
 class AfterTorch(MetaPathFinder):
@@ -26,13 +26,13 @@ class AfterTorch(MetaPathFinder):
             execute(module)
             sys.path.insert(0, COURSE)  # a script's folder may hold a file of the package's name
             try:
-                from assessment import recorder, watch_training, watch_world
+                from assessment.recorder import events, training, world
             finally:
                 sys.path.remove(COURSE)
 
-            own = recorder.Recorder()
-            watch_training.watch(own)
-            watch_world.watch(own)
+            own = events.Recorder()
+            training.watch(own)
+            world.watch(own)
 
         spec.loader.exec_module = exec_module
         return spec

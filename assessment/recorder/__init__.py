@@ -1,0 +1,1 @@
+"""What is loaded into a learner's process: it writes down what a script does, and changes nothing."""
