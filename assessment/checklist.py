@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from assessment.fork_server import ForkServer
 from assessment.laws import averages, meets, survives
-from assessment.plans import Plan, Trials
-from assessment.salvage import remove
 from assessment.starters.difference import untouched_steps
 from assessment.starters.make import is_untouched
-from assessment.trial import CALM
-from assessment.trial_data import Stage, trial_data
+from assessment.trials.data import Stage, trial_data
+from assessment.trials.fork_server import ForkServer
+from assessment.trials.plan import Plan, Trials
+from assessment.trials.salvage import remove
+from assessment.trials.trial import CALM
 from assessment.verdict import Verdict, unseen
 from utils.errors import UserError
 

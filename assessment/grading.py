@@ -20,10 +20,7 @@ from assessment import CONFIG, assignment
 from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.conversation import LostError, answering
 from assessment.exam import given_name
-from assessment.fork_server import ForkServer
-from assessment.forked import ForkedRanks, Idle
 from assessment.marking import (
     FAIL,
     PASS,
@@ -35,11 +32,14 @@ from assessment.marking import (
     mark_taught,
     nothing_earned,
 )
-from assessment.salvage import remove
 from assessment.sandbox import MEGABYTE, Limits, Sandbox, Watch
 from assessment.starters.make import is_solution
-from assessment.trial import CALM_ENVIRONMENT, trial_folder
-from assessment.trial_data import Stage, trial_data
+from assessment.trials.conversation import LostError, answering
+from assessment.trials.data import Stage, trial_data
+from assessment.trials.fork_server import ForkServer
+from assessment.trials.forked_ranks import ForkedRanks, Idle
+from assessment.trials.salvage import remove
+from assessment.trials.trial import CALM_ENVIRONMENT, trial_folder
 from utils.runs import read_metrics
 
 SCORING = Path(__file__).with_name("scoring.py")

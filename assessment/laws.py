@@ -7,9 +7,9 @@ is written.
 
 import re
 
-from assessment.artifacts import Weights
 from assessment.gradients import gradients_are_averaged
 from assessment.recorder.sketch import distance
+from assessment.trials.artifacts import Weights
 from assessment.verdict import HOLDS, broken, listed, unseen
 from utils.launch.failures import LOST_PEER
 

@@ -15,7 +15,7 @@ from recording import judged
 from submitted import submissions
 from test_laws import run_of
 
-from assessment.evidence import Evidence, Rank
+from assessment.trials.evidence import Evidence, Rank
 
 RIGHT = {(one.lab, one.name): one for one in submissions("right")}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ranks import Ranks
 
-from assessment.fork_server import ForkServer
-from assessment.forked import ForkedRanks
+from assessment.trials.fork_server import ForkServer
+from assessment.trials.forked_ranks import ForkedRanks
 from utils.data import prepare
 from utils.launch import RunError, launch
 

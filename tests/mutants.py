@@ -17,7 +17,7 @@ from submitted import submissions
 from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.fork_server import ForkServer
+from assessment.trials.fork_server import ForkServer
 
 ASSIGNMENT = "assessment"
 

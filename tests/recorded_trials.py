@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from assessment.artifacts import Artifacts, Weights
-from assessment.evidence import Evaluation, Evidence, Rank, Step
 from assessment.recorder.sketch import DIRECTIONS
 from assessment.recorder.training import bare
 from assessment.starters.make import ROOT
-from assessment.trial import Trial
-from assessment.trial_data import trial_data
+from assessment.trials.artifacts import Artifacts, Weights
+from assessment.trials.data import trial_data
+from assessment.trials.evidence import Evaluation, Evidence, Rank, Step
+from assessment.trials.trial import Trial
 
 # Layers of the network like those that are kept: its first ones, its last one, and one of few numbers a channel.
 LEFT_OUT = ("5.conv2", "5.norm2", "6.", "8.", "9.", "11.conv", "11.norm2", "11.shortcut", "12.")

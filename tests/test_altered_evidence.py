@@ -35,14 +35,14 @@ from altering import (
 from mutants import named
 from test_laws import ALL, run_of
 
-from assessment.artifacts import Weights
 from assessment.checklists.common import COLD, THREE, TWO
 from assessment.checklists.lab_01 import FULL
 from assessment.checklists.lab_03 import FREE, STOPS
 from assessment.checklists.lab_08 import DECAYING
 from assessment.checklists.lab_assessment import UNWATCHED
-from assessment.evidence import Rank
-from assessment.trial_data import TEST
+from assessment.trials.artifacts import Weights
+from assessment.trials.data import TEST
+from assessment.trials.evidence import Rank
 
 CRASH = "the checker itself failed"
 NAN = math.nan

@@ -7,9 +7,9 @@ import zipfile
 import pytest
 import torch
 
-from assessment.artifacts import LARGEST, MOST_BYTES, Artifacts, Weights
 from assessment.recorder.sketch import distance, sketch
-from assessment.trial_data import trial_data
+from assessment.trials.artifacts import LARGEST, MOST_BYTES, Artifacts, Weights
+from assessment.trials.data import trial_data
 from utils import models
 
 DATA = trial_data()

@@ -17,7 +17,7 @@ from conftest import ROOT, TINY
 from torch.nn import functional as F
 from witness import rows
 
-from assessment.forked import ForkedRanks
+from assessment.trials.forked_ranks import ForkedRanks
 from utils import models
 from utils.data import load
 from utils.runs import read_metrics

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import need, until
 
-from assessment import forked
-from assessment.forked import ForkedRanks, Idle
+from assessment.trials.forked_ranks import ForkedRanks, Idle
 
 BEGINS = "import pathlib, time; pathlib.Path({mark!r}).touch()\n"
 SLEEPS = "time.sleep(3600)"
@@ -20,7 +19,7 @@ WAITS = "import ctypes; ctypes.CDLL(None).vfork() or time.sleep(3600)"
 def clock(monkeypatch):
     """Return a clock that stands still unless a test moves it on; the watch for idleness reads it."""
     own = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(forked, "time", SimpleNamespace(monotonic=lambda: own.now))
+    monkeypatch.setattr(forked_ranks, "time", SimpleNamespace(monotonic=lambda: own.now))
     return own
 
 

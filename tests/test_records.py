@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from assessment.artifacts import Artifacts
 from assessment.records import ONLY_ROSE, stops_together, telling_target
+from assessment.trials.artifacts import Artifacts
 
 STEPS = 3  # an epoch
 

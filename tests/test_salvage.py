@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import until
 
-from assessment import salvage as module
-from assessment.salvage import NotPlainError, remove, salvage
+from assessment.trials import salvage as module
+from assessment.trials.salvage import NotPlainError, remove, salvage
 
 
 @pytest.fixture

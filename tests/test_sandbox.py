@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, need
 
-from assessment.conversation import LostError
-from assessment.fork_server import ForkServer
-from assessment.forked import ForkedRanks
 from assessment.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
+from assessment.trials.conversation import LostError
+from assessment.trials.fork_server import ForkServer
+from assessment.trials.forked_ranks import ForkedRanks
 
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """

@@ -3,8 +3,8 @@
 from assessment import clocks, judging, laws, records, shares
 from assessment.checklist import Item
 from assessment.checklists.common import STOPPED, UNSTEADY, lab
-from assessment.plans import Plan
-from assessment.trial import CALM
+from assessment.trials.plan import Plan
+from assessment.trials.trial import CALM
 
 FULL, HALF, FREE, STOPS = "float32", "bfloat16", "up and down", "stops early"
 PLANS = (

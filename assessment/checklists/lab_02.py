@@ -4,7 +4,7 @@ from assessment import by_hand, judging, laws, records, shares
 from assessment import statistics_of_ranks as statistics
 from assessment.checklist import Item
 from assessment.checklists.common import DOCS, THREE, TWO, everywhere, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 3}, {"worker_load": "1,0.5"}),

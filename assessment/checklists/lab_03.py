@@ -3,8 +3,8 @@
 from assessment import judging, laws, rates, records, shares
 from assessment.checklist import Item
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
-from assessment.plans import Plan
-from assessment.trial import CALM
+from assessment.trials.plan import Plan
+from assessment.trials.trial import CALM
 
 FREE, STOPS = "up and down", "stops early"
 PLANS = (

@@ -2,7 +2,7 @@
 
 from assessment import statistics_of_ranks as statistics
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 ONE = "one process"
 PLANS = (

@@ -2,7 +2,7 @@
 
 from assessment import profiles
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 PLANS = (
     Plan(

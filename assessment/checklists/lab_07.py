@@ -2,7 +2,7 @@
 
 from assessment import rates
 from assessment.checklists.common import THREE, TWO, everywhere, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, {"momentum": "0.8", "lr_decay": "0.1"}),

@@ -2,7 +2,7 @@
 
 from assessment import rates
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 DECAYING = "warm-up and decay"
 SCALED = {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"}

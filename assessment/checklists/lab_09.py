@@ -2,7 +2,7 @@
 
 from assessment import rates
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.plans import Plan
+from assessment.trials.plan import Plan
 
 SGD = "--optimizer sgd"
 PLANS = (

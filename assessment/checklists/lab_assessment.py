@@ -3,8 +3,8 @@
 from assessment import assignment, judging, laws, records, shares, watched
 from assessment.checklist import Item, Lab
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
-from assessment.plans import Plan
-from assessment.trial import CALM
+from assessment.trials.plan import Plan
+from assessment.trials.trial import CALM
 
 FREE, STOPS, UNWATCHED = "up and down", "stops early", "nobody watches"
 FIRST = {"epochs": 2, "batch_size": 16, "seed": 3}

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from assessment.recorder.sketch import sketch
-from assessment.trial_data import TrialData
+from assessment.trials.data import TrialData
 from utils import models
 
 LARGEST = 200_000_000  # numbers in a tensor

@@ -9,7 +9,7 @@ with ForkServer() as server:
 
 import time
 
-from assessment.conversation import LostError
+from assessment.trials.conversation import LostError
 from utils.launch.failures import explain_failure
 from utils.launch.rank_logs import RankLogs
 

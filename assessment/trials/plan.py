@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from assessment import trial as trials
+from assessment.trials import trial as trials
 
 
 @dataclass(frozen=True)

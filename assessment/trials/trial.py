@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from assessment.artifacts import Artifacts
-from assessment.evidence import Evidence, Rank
-from assessment.forked import ForkedRanks, Idle
 from assessment.starters.make import ROOT
+from assessment.trials.artifacts import Artifacts
+from assessment.trials.evidence import Evidence, Rank
+from assessment.trials.forked_ranks import ForkedRanks, Idle
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
 EVIDENCE_BYTES = 60_000_000

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from assessment.evidence import nearest
 from assessment.recorder.sketch import fingerprints
+from assessment.trials.evidence import nearest
 from utils.data import Images, store
 
 # More than two batches of 500 for the test set of two ranks; both numbers are primes.

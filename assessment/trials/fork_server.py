@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from assessment.conversation import Conversation, LostError, answering
-from assessment.forked_rank import PR_SET_DUMPABLE, become_rank, host_store
-from assessment.salvage import NotPlainError, salvage
+from assessment.trials.conversation import Conversation, LostError, answering
+from assessment.trials.rank_process import PR_SET_DUMPABLE, become_rank, host_store
+from assessment.trials.salvage import NotPlainError, salvage
 from utils.launch import processes as system
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,7 +33,7 @@ class ForkServer:
     """
 
     def __init__(self, wrap=None, work=None):
-        command = [sys.executable, "-u", "-m", "assessment.fork_server"]
+        command = [sys.executable, "-u", "-m", "assessment.trials.fork_server"]
         name = "the process that starts trials"
         self._talk = Conversation(wrap(command) if wrap else command, name=name)
         self._is_wrapped, self._own = wrap is not None, set()
