@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from assessment.laws import averages, meets, survives
+from assessment.laws.lockstep import averages, meets, survives
+from assessment.laws.verdict import Verdict, unseen
 from assessment.starters.difference import untouched_steps
 from assessment.starters.make import is_untouched
 from assessment.trials.data import Stage, trial_data
@@ -19,7 +20,6 @@ from assessment.trials.fork_server import ForkServer
 from assessment.trials.plan import Plan, Trials
 from assessment.trials.salvage import remove
 from assessment.trials.trial import CALM
-from assessment.verdict import Verdict, unseen
 from utils.errors import UserError
 
 DONE, WRONG, UNSEEN, UNBEGUN = "done", "wrong", "not seen yet", "not begun"

@@ -27,12 +27,12 @@ from assessment import CONFIG, assignment, gradebook
 from assessment.checklists import checklist
 from assessment.exam import keep_exams
 from assessment.feedback import keep, write_feedback
+from assessment.laws.verdict import listed
 from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
 from assessment.sandbox import NONE, Limits, best_kind, lacks
 from assessment.submissions import NOTHING, find
 from assessment.trials.conversation import Conversation, LostError
 from assessment.trials.data import Stage, trial_data
-from assessment.verdict import listed
 from utils.arguments import at_least
 from utils.devices import physical_cores
 from utils.errors import UserError, one_line_errors

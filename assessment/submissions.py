@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from assessment.laws.verdict import listed
 from assessment.starters.make import is_untouched
-from assessment.verdict import listed
 from utils.errors import UserError
 
 SCRIPT, NOTHING = "train.py", "nothing was handed in"

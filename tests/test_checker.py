@@ -18,10 +18,10 @@ from assessment.check import Report, check
 from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.laws.verdict import broken
 from assessment.overview import Overview
 from assessment.starters.make import sealed, solution, starter
 from assessment.trials.forked_ranks import ForkedRanks
-from assessment.verdict import broken
 from utils.errors import UserError
 from utils.notebook import progress
 

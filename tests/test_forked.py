@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import need, until
 
+from assessment.trials import forked_ranks
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 
 BEGINS = "import pathlib, time; pathlib.Path({mark!r}).touch()\n"

@@ -14,7 +14,7 @@ from assessment import check as checking
 from assessment.check import Report
 from assessment.checklist import UNSEEN, asked
 from assessment.checklists.common import ORDER
-from assessment.verdict import HOLDS, broken
+from assessment.laws.verdict import HOLDS, broken
 
 ALL = [*submissions("right"), *submissions("wrong")]
 KNOWN = {}  # (id of a trial, law) -> verdict: laws are pure

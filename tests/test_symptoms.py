@@ -8,10 +8,10 @@ from altering import altered, each, others_than_the_undivided
 from test_altered_evidence import CASES
 from test_laws import ALL, outcome
 
-from assessment import gradients
 from assessment.checklist import asked
 from assessment.checklists.common import ORDER, TWO
-from assessment.verdict import broken
+from assessment.laws import gradients
+from assessment.laws.verdict import broken
 
 MODULES = {sys.modules[law.__module__] for law in ORDER} | {gradients}
 

@@ -1,8 +1,7 @@
 """What the checklists share: the usual trials, the order of causes, and what every lab from 03 on must keep."""
 
-from assessment import by_hand, clocks, judging, laws, profiles, rates, records, shares, watched
-from assessment import statistics_of_ranks as statistics
 from assessment.checklist import Item, Lab
+from assessment.laws import batchnorm, by_hand, clocks, images, lockstep, rates, records, timing, unwatched, validation
 from assessment.starters.difference import steps
 
 DOCS = "pytorch.org/docs/stable"
@@ -13,22 +12,24 @@ TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"
 UNSTEADY = {"base_lr": "0.4"}
 STOPPED = UNSTEADY | {"target_accuracy": records.telling_target, "patience": "2"}
 ORDER = (
-    laws.knows_its_rank, laws.joins, records.one_rank_writes, records.prepares_once, laws.survives, laws.meets,
-    by_hand.divides_by_load, by_hand.takes_its_part, laws.starts_alike, judging.trains_in_training_mode,
-    laws.trains_all_layers, statistics.is_used,
-    statistics.takes_statistics_of_all, statistics.sends_gradients_through, statistics.keeps_running_statistics,
-    by_hand.goes_round_the_ring, laws.averages, laws.steps_alike, laws.stays_in_lockstep,
-    shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed,
-    shares.orders_change, shares.obeys_the_seed, clocks.computes_as_asked, rates.ignores_the_processes,
+    lockstep.knows_its_rank, lockstep.joins, records.one_rank_writes, records.prepares_once, lockstep.survives,
+    lockstep.meets,
+    by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike, validation.trains_in_training_mode,
+    lockstep.trains_all_layers, batchnorm.is_used,
+    batchnorm.takes_statistics_of_all, batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
+    by_hand.goes_round_the_ring, lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
+    images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
+    images.orders_change, images.obeys_the_seed, clocks.computes_as_asked, rates.ignores_the_processes,
     rates.knows_the_factor,
     rates.follows_the_batch, rates.remembers, rates.schedule_moves, rates.rates_follow_the_plan,
     rates.chooses_the_optimizer, rates.divides_by_the_layers_size, rates.takes_novograd_steps,
-    statistics.combines_running_statistics, judging.judges_test_images, judging.evaluates_in_evaluation_mode,
-    judging.judges_alike, judging.saves_the_network, judging.reports_the_truth, watched.is_the_same_unwatched,
+    batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
+    validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
+    unwatched.is_the_same_unwatched,
     records.stops_together,
     records.one_rank_prints, records.states_the_effective_batch, clocks.times_training, records.records_epochs,
-    records.times_the_slowest_rank, profiles.measures_a_step, profiles.measures_waiting,
-    profiles.measures_communication, profiles.counts_the_cost,
+    records.times_the_slowest_rank, timing.measures_a_step, timing.measures_waiting,
+    timing.measures_communication, timing.counts_the_cost,
 )  # fmt: skip
 
 
@@ -41,11 +42,13 @@ KEPT = Item(
     0,
     "what the earlier chapters built",
     everywhere(
-        laws.joins, laws.starts_alike, judging.trains_in_training_mode, laws.trains_all_layers, laws.averages,
-        laws.steps_alike, laws.stays_in_lockstep,
-        shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed,
-        shares.orders_change, judging.evaluates_in_evaluation_mode, judging.judges_test_images, judging.judges_alike,
-        judging.saves_the_network, judging.reports_the_truth, records.one_rank_prints, records.one_rank_writes,
+        lockstep.joins, lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
+        lockstep.averages,
+        lockstep.steps_alike, lockstep.stays_in_lockstep,
+        images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
+        images.orders_change, validation.evaluates_in_evaluation_mode, validation.judges_test_images,
+        validation.judges_alike,
+        validation.saves_the_network, validation.reports_the_truth, records.one_rank_prints, records.one_rank_writes,
         records.records_epochs,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",

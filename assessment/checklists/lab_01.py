@@ -1,8 +1,8 @@
 """Lab 01: one device that measures what it does."""
 
-from assessment import clocks, judging, laws, records, shares
 from assessment.checklist import Item
 from assessment.checklists.common import STOPPED, UNSTEADY, lab
+from assessment.laws import clocks, images, lockstep, records, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -14,20 +14,20 @@ PLANS = (
     Plan(STOPS, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, STOPPED, reference=FREE),
 )
 STARTED = (
-    shares.shares_are_disjoint,
-    shares.labels_fit,
-    shares.settings_are_obeyed,
-    judging.trains_in_training_mode,
-    laws.averages,
-    judging.judges_test_images,
-    judging.saves_the_network,
+    images.shares_are_disjoint,
+    images.labels_fit,
+    images.settings_are_obeyed,
+    validation.trains_in_training_mode,
+    lockstep.averages,
+    validation.judges_test_images,
+    validation.saves_the_network,
 )
 KEPT = Item(
     0,
     "what the starter had",
     (
         *((name, law) for name in (FULL, HALF) for law in STARTED),
-        (FULL, shares.orders_change),
+        (FULL, images.orders_change),
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
@@ -47,7 +47,7 @@ ITEMS = {
     3: (
         tuple(
             (name, law)
-            for law in (judging.reports_the_truth, judging.evaluates_in_evaluation_mode)
+            for law in (validation.reports_the_truth, validation.evaluates_in_evaluation_mode)
             for name in (FULL, HALF)
         ),
         "every test image counts once: sums over batches, divided at the end, in evaluation mode (Module.eval)",

@@ -1,9 +1,8 @@
 """Lab 02: data parallelism by hand."""
 
-from assessment import by_hand, judging, laws, records, shares
-from assessment import statistics_of_ranks as statistics
 from assessment.checklist import Item
 from assessment.checklists.common import DOCS, THREE, TWO, everywhere, lab
+from assessment.laws import batchnorm, by_hand, images, lockstep, records, validation
 from assessment.trials.plan import Plan
 
 PLANS = (
@@ -14,8 +13,8 @@ KEPT = Item(
     0,
     "what the starter had",
     everywhere(
-        laws.joins, judging.trains_in_training_mode, shares.labels_fit, shares.orders_change,
-        judging.evaluates_in_evaluation_mode, judging.judges_test_images, judging.saves_the_network,
+        lockstep.joins, validation.trains_in_training_mode, images.labels_fit, images.orders_change,
+        validation.evaluates_in_evaluation_mode, validation.judges_test_images, validation.saves_the_network,
         records.one_rank_prints, records.one_rank_writes,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
@@ -34,7 +33,7 @@ ITEMS = {
         "mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))",
     ),
     3: (
-        everywhere(laws.starts_alike),
+        everywhere(lockstep.starts_alike),
         f"every rank has drawn weights of its own; equal gradients keep only equal weights equal"
         f" ({DOCS}/distributed.html, broadcast)",
         "dist.broadcast(tensor.detach(), src=0) for each of model.parameters() and model.buffers()",
@@ -46,12 +45,12 @@ ITEMS = {
         "dist.batch_isend_irecv([P2POp(isend, chunks[out], right), P2POp(irecv, buffer, left)]), then wait for all",
     ),
     5: (
-        everywhere(laws.averages, laws.stays_in_lockstep),
+        everywhere(lockstep.averages, lockstep.stays_in_lockstep),
         "a rank's gradient is the mean over its own images; in the mean over all it weighs own / total",
         "flat = torch.cat(gradients) * own / total, through the ring, and back with split and view_as",
     ),
     6: (
-        everywhere(statistics.combines_running_statistics, judging.judges_alike, judging.reports_the_truth),
+        everywhere(batchnorm.combines_running_statistics, validation.judges_alike, validation.reports_the_truth),
         "the variance of all images is the mean of the variances plus the variance of the means",
         "mean = sum of f mean_r; variance = sum of f (variance_r + (mean_r - mean)^2), all-reduced",
     ),

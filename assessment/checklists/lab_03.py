@@ -1,8 +1,8 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment import judging, laws, rates, records, shares
 from assessment.checklist import Item
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
+from assessment.laws import images, lockstep, rates, records, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -21,7 +21,7 @@ KEPT = Item(
     0,
     "what the starter had",
     (
-        *everywhere(judging.trains_in_training_mode, laws.trains_all_layers),
+        *everywhere(validation.trains_in_training_mode, lockstep.trains_all_layers),
         (THREE, rates.ignores_the_processes),
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
@@ -30,13 +30,13 @@ KEPT = Item(
 
 ITEMS = {
     1: (
-        everywhere(laws.knows_its_rank),
+        everywhere(lockstep.knows_its_rank),
         f"torchrun starts the file once for each rank and says which one it is only through the environment"
         f" ({DOCS}/elastic/run.html, Environment Variables)",
         'rank = int(os.environ["RANK"]), and LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE likewise',
     ),
     2: (
-        everywhere(laws.joins),
+        everywhere(lockstep.joins),
         f"processes find each other in a process group, and each must join it before any collective"
         f" ({DOCS}/distributed.html, Initialization)",
         "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",
@@ -50,9 +50,9 @@ ITEMS = {
     4: (
         (
             *everywhere(
-                shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed
+                images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed
             ),
-            (THREE, shares.obeys_the_seed),
+            (THREE, images.obeys_the_seed),
         ),
         "each image belongs to one rank in an epoch; a sampler shuffles alike on all ranks and deals the images out"
         f" ({DOCS}/data.html, DistributedSampler)",
@@ -60,13 +60,13 @@ ITEMS = {
         " DataLoader as sampler=",
     ),
     5: (
-        everywhere(shares.orders_change),
+        everywhere(images.orders_change),
         "the sampler shuffles by seed + epoch, and does not know the epoch by itself"
         f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
         "sampler.set_epoch(epoch) at the head of each epoch",
     ),
     6: (
-        everywhere(laws.starts_alike, laws.averages, laws.stays_in_lockstep, laws.steps_alike),
+        everywhere(lockstep.starts_alike, lockstep.averages, lockstep.stays_in_lockstep, lockstep.steps_alike),
         "equal weights and equal gradients keep the ranks equal: the wrapper sends rank 0's weights to all at the"
         f" start and averages gradients in backward ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
         "parallel = DistributedDataParallel(model), called in the loop instead of model",
@@ -76,7 +76,7 @@ ITEMS = {
             records.one_rank_prints,
             records.one_rank_writes,
             records.states_the_effective_batch,
-            judging.saves_the_network,
+            validation.saves_the_network,
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank, collectives never;"
         " and what the record says is about all ranks together",
@@ -91,10 +91,10 @@ ITEMS = {
     ),
     9: (
         everywhere(
-            judging.reports_the_truth,
-            judging.evaluates_in_evaluation_mode,
-            judging.judges_test_images,
-            judging.judges_alike,
+            validation.reports_the_truth,
+            validation.evaluates_in_evaluation_mode,
+            validation.judges_test_images,
+            validation.judges_alike,
         ),
         "sums over all test images, divided once, are exact for shares of any size; means of means and padded shares"
         f" are not. Running statistics differ between ranks until they are sent ({DOCS}/distributed.html, broadcast)",

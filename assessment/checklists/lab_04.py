@@ -1,7 +1,7 @@
 """Lab 04: BatchNorm that takes its statistics over all ranks."""
 
-from assessment import statistics_of_ranks as statistics
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.laws import batchnorm
 from assessment.trials.plan import Plan
 
 ONE = "one process"
@@ -12,25 +12,25 @@ PLANS = (
 )
 ITEMS = {
     1: (
-        ((TWO, statistics.sends_gradients_through),),
+        ((TWO, batchnorm.sends_gradients_through),),
         "a sum over the ranks reaches the loss of every rank, so its gradient is the sum of the ranks' gradients"
         " (torch.autograd.Function, Extending PyTorch)",
         "all_reduce a clone in forward; in backward all_reduce a clone of the gradient",
     ),
     2: (
-        ((TWO, statistics.takes_statistics_of_all),),
+        ((TWO, batchnorm.takes_statistics_of_all),),
         "values, their squares and their number add up over the ranks; mean and variance follow from the three sums"
         " (Ioffe and Szegedy 2015; torch.nn.SyncBatchNorm)",
         "mean = total / count, variance = squares / count - mean * mean, from the sums over all ranks",
     ),
     3: (
-        ((TWO, statistics.keeps_running_statistics),),
+        ((TWO, batchnorm.keeps_running_statistics),),
         "evaluation needs running statistics: they move by momentum towards those of the whole batch, the variance"
         " unbiased by count / (count - 1) (torch.nn.BatchNorm2d)",
         "self.running_mean.lerp_(mean.detach(), self.momentum), and running_var likewise with the unbiased variance",
     ),
     4: (
-        ((TWO, statistics.is_used),),
+        ((TWO, batchnorm.is_used),),
         "the layers must be in the network before the optimizer and the wrapper take hold of its parameters",
         "synchronise(model) where args.sync_batchnorm, before .to(device) and DistributedDataParallel",
     ),

@@ -1,7 +1,7 @@
 """Lab 05: where the time of a step goes, and what a run costs."""
 
-from assessment import profiles
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.laws import timing
 from assessment.trials.plan import Plan
 
 PLANS = (
@@ -10,32 +10,32 @@ PLANS = (
         2,
         {"epochs": 2, "batch_size": 48, "seed": 3},
         {"profile_steps": "4"},
-        delays={"forward:1": profiles.SLOW_S},
+        delays={"forward:1": timing.SLOW_S},
     ),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
 )
 NOTES = "pytorch.org/docs/stable/notes/ddp.html"
 ITEMS = {
     1: (
-        ((TWO, profiles.measures_a_step),),
+        ((TWO, timing.measures_a_step),),
         "a step inside no_sync computes and sends nothing; one untimed step first, then all ranks start together"
         " (DistributedDataParallel.no_sync)",
         "with nullcontext() if communicating else parallel.no_sync(): forward and backward, `steps` times",
     ),
     2: (
-        ((TWO, profiles.measures_waiting),),
+        ((TWO, timing.measures_waiting),),
         "nobody ends a step before the slowest rank has computed: a rank waits for as long as it is faster"
         " (torch.distributed.all_reduce, ReduceOp.MAX)",
         "dist.all_reduce(slowest, op=dist.ReduceOp.MAX), then slowest.item() - own",
     ),
     3: (
-        ((TWO, profiles.measures_communication),),
+        ((TWO, timing.measures_communication),),
         "what a step with communication takes beyond the slowest rank's computing; messages that travel while backward"
         f" computes cost nothing ({NOTES}, overlap)",
         "together = milliseconds(communicating=True), the slowest rank's, minus the slowest rank's own",
     ),
     4: (
-        ((TWO, profiles.counts_the_cost), (THREE, profiles.counts_the_cost)),
+        ((TWO, timing.counts_the_cost), (THREE, timing.counts_the_cost)),
         "a device that waits is paid for like one that computes: GPU-hours are hours times devices",
         "device_seconds = world_size * training_time",
     ),

@@ -1,7 +1,7 @@
 """Lab 06: the learning rate follows the effective batch."""
 
-from assessment import rates
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.laws import rates
 from assessment.trials.plan import Plan
 
 LEFT = "the rate left alone"

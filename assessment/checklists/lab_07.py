@@ -1,7 +1,7 @@
 """Lab 07: momentum spelled out, and a rate that decays."""
 
-from assessment import rates
 from assessment.checklists.common import THREE, TWO, everywhere, lab
+from assessment.laws import rates
 from assessment.trials.plan import Plan
 
 PLANS = (

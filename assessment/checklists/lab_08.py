@@ -1,7 +1,7 @@
 """Lab 08: the learning rate warms up."""
 
-from assessment import rates
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.laws import rates
 from assessment.trials.plan import Plan
 
 DECAYING = "warm-up and decay"

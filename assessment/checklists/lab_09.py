@@ -1,7 +1,7 @@
 """Lab 09: NovoGrad."""
 
-from assessment import rates
 from assessment.checklists.common import THREE, TWO, lab
+from assessment.laws import rates
 from assessment.trials.plan import Plan
 
 SGD = "--optimizer sgd"

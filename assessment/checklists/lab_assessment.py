@@ -1,8 +1,9 @@
 """The assignment: a data-parallel script of the learner's own, and what each part of it is worth."""
 
-from assessment import assignment, judging, laws, records, shares, watched
+from assessment import assignment
 from assessment.checklist import Item, Lab
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
+from assessment.laws import images, lockstep, records, unwatched, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -22,7 +23,7 @@ ITEMS = (
     Item(
         1,
         "all processes form one group",
-        (*everywhere(laws.knows_its_rank, laws.joins), (COLD, records.prepares_once)),
+        (*everywhere(lockstep.knows_its_rank, lockstep.joins), (COLD, records.prepares_once)),
         "torchrun starts the file once for each rank; all join one group, and one process of each machine prepares"
         f" the data while the others wait ({DOCS}/distributed.html)",
         "dist.init_process_group(...), prepare(...) on local rank 0, dist.barrier() on every rank",
@@ -33,21 +34,21 @@ ITEMS = (
         "every image once an epoch, shared out anew in each",
         (
             *everywhere(
-                shares.shares_are_disjoint, shares.shares_are_the_data, shares.labels_fit, shares.settings_are_obeyed,
-                shares.orders_change,
+                images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
+                images.orders_change,
             ),
-            (THREE, shares.obeys_the_seed),
+            (THREE, images.obeys_the_seed),
         ),
         f"a sampler shuffles alike on all ranks and deals the images out ({DOCS}/data.html, DistributedSampler)",
         "DistributedSampler(train, shuffle=True, seed=args.seed, drop_last=True)",
         points=15,
         own={
-            shares.orders_change: (
+            images.orders_change: (
                 "a sampler shuffles by its seed and the epoch, and learns of the epoch only when it is told"
                 f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
                 "sampler.set_epoch(epoch) before each epoch",
             ),
-            shares.obeys_the_seed: (
+            images.obeys_the_seed: (
                 "--seed decides in which order the images come",
                 "DistributedSampler(..., seed=args.seed), torch.manual_seed(args.seed)",
             ),
@@ -57,8 +58,8 @@ ITEMS = (
         3,
         "one mean gradient, one network",
         everywhere(
-            laws.starts_alike, judging.trains_in_training_mode, laws.trains_all_layers, laws.averages,
-            laws.steps_alike, laws.stays_in_lockstep,
+            lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers, lockstep.averages,
+            lockstep.steps_alike, lockstep.stays_in_lockstep,
         ),
         "equal weights and equal gradients keep the ranks equal"
         f" ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
@@ -69,20 +70,20 @@ ITEMS = (
         4,
         "exact validation",
         everywhere(
-            judging.reports_the_truth, judging.evaluates_in_evaluation_mode, judging.judges_test_images,
-            judging.judges_alike,
+            validation.reports_the_truth, validation.evaluates_in_evaluation_mode, validation.judges_test_images,
+            validation.judges_alike,
         ),
         "sums over all test images, divided once, are exact for shares of any size; a mean of the ranks' means is not"
         f" ({DOCS}/distributed.html, all_reduce)",
         "own images test.images[rank::world_size]; dist.all_reduce(sums)",
         points=15,
         own={
-            judging.judges_alike: (
+            validation.judges_alike: (
                 "BatchNorm's running statistics differ from rank to rank; one rank's are saved, so all judge with those"
                 f" ({DOCS}/distributed.html, broadcast)",
                 "for buffer in model.buffers(): dist.broadcast(buffer, src=0), before the test images",
             ),
-            judging.evaluates_in_evaluation_mode: (
+            validation.evaluates_in_evaluation_mode: (
                 "dropout and BatchNorm do something else while the network learns",
                 "model.eval() before the test images, train() before the training images",
             ),
@@ -92,7 +93,7 @@ ITEMS = (
         5,
         "one rank prints and writes the bare network",
         everywhere(
-            records.one_rank_prints, records.one_rank_writes, judging.saves_the_network, records.records_epochs
+            records.one_rank_prints, records.one_rank_writes, validation.saves_the_network, records.records_epochs
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank",
         "if rank == 0: report(args, model, ...)",
@@ -103,7 +104,7 @@ ITEMS = (
                 " time of the slowest rank",
                 "dist.all_reduce(sums); dist.all_reduce(seconds, op=dist.ReduceOp.MAX)",
             ),
-            judging.saves_the_network: (
+            validation.saves_the_network: (
                 "the wrapper holds the network as .module; what is saved is the network itself, after the last step",
                 "report(args, model, ...) with model as it was before it was wrapped",
             ),
@@ -120,7 +121,7 @@ ITEMS = (
     Item(
         7,
         "the same when nobody watches",
-        ((UNWATCHED, watched.is_the_same_unwatched),),
+        ((UNWATCHED, unwatched.is_the_same_unwatched),),
         "the run was repeated without the recorder, with the same settings and seed: it must give the same weights",
         "torch.manual_seed(args.seed) before the network is built, and nothing that depends on who watches",
         points=5,

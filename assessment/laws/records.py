@@ -3,8 +3,8 @@
 import itertools
 import math
 
-from assessment.laws import ends_without_stopping, parting, per_rank, waits_for_ever
-from assessment.verdict import HOLDS, Verdict, broken, listed, unseen
+from assessment.laws.lockstep import ends_without_stopping, parting, per_rank, waits_for_ever
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 
 CLOSE = 1e-6  # less than one image in any test set

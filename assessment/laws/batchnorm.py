@@ -2,7 +2,7 @@
 
 import torch
 
-from assessment.verdict import HOLDS, broken, listed, unseen
+from assessment.laws.verdict import HOLDS, broken, listed, unseen
 
 NEAR = 1e-2  # relative
 COMBINED = 2e-5

@@ -1,8 +1,8 @@
 """The law that being watched changes nothing."""
 
-from assessment.judging import saved_weights
+from assessment.laws.validation import saved_weights
+from assessment.laws.verdict import HOLDS, Verdict, broken, unseen
 from assessment.recorder.sketch import distance
-from assessment.verdict import HOLDS, Verdict, broken, unseen
 
 SAME = 1e-4  # relative to the size of all weights; the same program on the same machine differs by nothing
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from assessment.verdict import HOLDS, broken, listed, unseen
+from assessment.laws.verdict import HOLDS, broken, listed, unseen
 
 CLOSE = 0.03  # compressed gradients (16 bits) are nearer than this, mistakes are not
 FIT = 0.02

@@ -4,10 +4,10 @@ import re
 
 import torch
 
-from assessment.laws import differing
+from assessment.laws.lockstep import differing
+from assessment.laws.records import number
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, percent, unseen
 from assessment.recorder.training import UNNAMED
-from assessment.records import number
-from assessment.verdict import HOLDS, Verdict, broken, listed, percent, unseen
 
 PREFIXES = ("module.", "_orig_mod.")
 MOST_TEXT = 100_000  # characters of a text that is searched

@@ -1,9 +1,9 @@
 """The laws of lab 02: the batch divided by load, and gradients that travel round a ring."""
 
-from assessment.gradients import count_images, gradients_are_averaged, is_local, is_no_number
-from assessment.laws import per_rank
-from assessment.rates import choice
-from assessment.verdict import HOLDS, broken, unseen
+from assessment.laws.gradients import count_images, gradients_are_averaged, is_local, is_no_number
+from assessment.laws.lockstep import per_rank
+from assessment.laws.rates import choice
+from assessment.laws.verdict import HOLDS, broken, unseen
 
 
 def divides_by_load(trial):

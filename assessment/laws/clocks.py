@@ -2,9 +2,9 @@
 
 import math
 
-from assessment.rates import choice
-from assessment.records import number
-from assessment.verdict import HOLDS, broken, unseen
+from assessment.laws.rates import choice
+from assessment.laws.records import number
+from assessment.laws.verdict import HOLDS, broken, unseen
 
 
 def computes_as_asked(trial):

@@ -2,8 +2,8 @@
 
 import torch
 
-from assessment.gradients import stacked
-from assessment.verdict import HOLDS, broken, unseen
+from assessment.laws.gradients import stacked
+from assessment.laws.verdict import HOLDS, broken, unseen
 
 EXACT = 1e-4  # relative
 ROUNDING = 3e-6  # of a sketch of float32 weights, relative to it

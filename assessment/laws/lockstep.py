@@ -7,10 +7,10 @@ is written.
 
 import re
 
-from assessment.gradients import gradients_are_averaged
+from assessment.laws.gradients import gradients_are_averaged
+from assessment.laws.verdict import HOLDS, broken, listed, unseen
 from assessment.recorder.sketch import distance
 from assessment.trials.artifacts import Weights
-from assessment.verdict import HOLDS, broken, listed, unseen
 from utils.launch.failures import LOST_PEER
 
 DAY_S = 86_400

@@ -2,8 +2,8 @@
 
 import itertools
 
-from assessment.laws import differing
-from assessment.verdict import HOLDS, Verdict, broken, percent, unseen
+from assessment.laws.lockstep import differing
+from assessment.laws.verdict import HOLDS, Verdict, broken, percent, unseen
 
 
 def shares_are_disjoint(trial):

@@ -7,8 +7,8 @@ import itertools
 import math
 import statistics
 
-from assessment.records import number
-from assessment.verdict import HOLDS, broken, unseen
+from assessment.laws.records import number
+from assessment.laws.verdict import HOLDS, broken, unseen
 
 SLOW_S = 0.04
 
