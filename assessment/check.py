@@ -16,7 +16,7 @@ from textwrap import shorten
 from assessment.checklist import DONE, UNBEGUN, UNSEEN, WRONG, Result, examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
-from assessment.laws.lockstep import meets, survives
+from assessment.laws.group import meets, survives
 from assessment.starters.make import starter_of
 from utils.errors import UserError, one_line_errors
 from utils.notebook import progress

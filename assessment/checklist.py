@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from assessment.laws.lockstep import averages, meets, survives
+from assessment.laws.group import meets, survives
+from assessment.laws.lockstep import averages
 from assessment.laws.verdict import Verdict, unseen
 from assessment.starters.difference import untouched_steps
 from assessment.starters.make import is_untouched

@@ -1,7 +1,19 @@
 """What the checklists share: the usual trials, the order of causes, and what every lab from 03 on must keep."""
 
 from assessment.checklist import Item, Lab
-from assessment.laws import batchnorm, by_hand, clocks, images, lockstep, rates, records, timing, unwatched, validation
+from assessment.laws import (
+    batchnorm,
+    by_hand,
+    group,
+    images,
+    lockstep,
+    optimizers,
+    rates,
+    records,
+    timing,
+    unwatched,
+    validation,
+)
 from assessment.starters.difference import steps
 
 DOCS = "pytorch.org/docs/stable"
@@ -12,22 +24,22 @@ TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"
 UNSTEADY = {"base_lr": "0.4"}
 STOPPED = UNSTEADY | {"target_accuracy": records.telling_target, "patience": "2"}
 ORDER = (
-    lockstep.knows_its_rank, lockstep.joins, records.one_rank_writes, records.prepares_once, lockstep.survives,
-    lockstep.meets,
+    group.knows_its_rank, group.joins, records.one_rank_writes, records.prepares_once, group.survives,
+    group.meets,
     by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike, validation.trains_in_training_mode,
     lockstep.trains_all_layers, batchnorm.is_used,
     batchnorm.takes_statistics_of_all, batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
     by_hand.goes_round_the_ring, lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
     images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
-    images.orders_change, images.obeys_the_seed, clocks.computes_as_asked, rates.ignores_the_processes,
+    images.orders_change, images.obeys_the_seed, timing.computes_as_asked, rates.ignores_the_processes,
     rates.knows_the_factor,
-    rates.follows_the_batch, rates.remembers, rates.schedule_moves, rates.rates_follow_the_plan,
-    rates.chooses_the_optimizer, rates.divides_by_the_layers_size, rates.takes_novograd_steps,
+    rates.follows_the_batch, optimizers.remembers, rates.schedule_moves, rates.rates_follow_the_plan,
+    optimizers.chooses_the_optimizer, optimizers.divides_by_the_layers_size, optimizers.takes_novograd_steps,
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
     unwatched.is_the_same_unwatched,
     records.stops_together,
-    records.one_rank_prints, records.states_the_effective_batch, clocks.times_training, records.records_epochs,
+    records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.times_the_slowest_rank, timing.measures_a_step, timing.measures_waiting,
     timing.measures_communication, timing.counts_the_cost,
 )  # fmt: skip
@@ -42,7 +54,7 @@ KEPT = Item(
     0,
     "what the earlier chapters built",
     everywhere(
-        lockstep.joins, lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
+        group.joins, lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
         lockstep.averages,
         lockstep.steps_alike, lockstep.stays_in_lockstep,
         images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,

@@ -2,7 +2,7 @@
 
 from assessment.checklist import Item
 from assessment.checklists.common import STOPPED, UNSTEADY, lab
-from assessment.laws import clocks, images, lockstep, records, validation
+from assessment.laws import images, lockstep, records, timing, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -34,12 +34,12 @@ KEPT = Item(
 )
 ITEMS = {
     1: (
-        ((FULL, clocks.computes_as_asked), (HALF, clocks.computes_as_asked)),
+        ((FULL, timing.computes_as_asked), (HALF, timing.computes_as_asked)),
         "autocast computes in bfloat16 where --precision asks for it, or for auto where it pays (torch.autocast)",
         "bfloat16 = devices.use_bfloat16(args.precision, device)",
     ),
     2: (
-        ((FULL, clocks.times_training),),
+        ((FULL, timing.times_training),),
         "the clock starts before the first batch and stops before validation, once the device has done its work"
         " (time.perf_counter)",
         "start = time.perf_counter() before the loop, epoch_time = time.perf_counter() - start behind sums.tolist()",

@@ -2,7 +2,7 @@
 
 from assessment.checklist import Item
 from assessment.checklists.common import DOCS, THREE, TWO, everywhere, lab
-from assessment.laws import batchnorm, by_hand, images, lockstep, records, validation
+from assessment.laws import batchnorm, by_hand, group, images, lockstep, records, validation
 from assessment.trials.plan import Plan
 
 PLANS = (
@@ -13,7 +13,7 @@ KEPT = Item(
     0,
     "what the starter had",
     everywhere(
-        lockstep.joins, validation.trains_in_training_mode, images.labels_fit, images.orders_change,
+        group.joins, validation.trains_in_training_mode, images.labels_fit, images.orders_change,
         validation.evaluates_in_evaluation_mode, validation.judges_test_images, validation.saves_the_network,
         records.one_rank_prints, records.one_rank_writes,
     ),

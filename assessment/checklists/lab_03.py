@@ -2,7 +2,7 @@
 
 from assessment.checklist import Item
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
-from assessment.laws import images, lockstep, rates, records, validation
+from assessment.laws import group, images, lockstep, rates, records, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -30,13 +30,13 @@ KEPT = Item(
 
 ITEMS = {
     1: (
-        everywhere(lockstep.knows_its_rank),
+        everywhere(group.knows_its_rank),
         f"torchrun starts the file once for each rank and says which one it is only through the environment"
         f" ({DOCS}/elastic/run.html, Environment Variables)",
         'rank = int(os.environ["RANK"]), and LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE likewise',
     ),
     2: (
-        everywhere(lockstep.joins),
+        everywhere(group.joins),
         f"processes find each other in a process group, and each must join it before any collective"
         f" ({DOCS}/distributed.html, Initialization)",
         "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",

@@ -1,7 +1,7 @@
 """Lab 09: NovoGrad."""
 
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.laws import rates
+from assessment.laws import optimizers
 from assessment.trials.plan import Plan
 
 SGD = "--optimizer sgd"
@@ -18,18 +18,18 @@ PLANS = (
 PAPER = "Ginsburg et al. 2019, algorithm 1"
 ITEMS = {
     1: (
-        ((TWO, rates.divides_by_the_layers_size), (THREE, rates.divides_by_the_layers_size)),
+        ((TWO, optimizers.divides_by_the_layers_size), (THREE, optimizers.divides_by_the_layers_size)),
         f"each layer has one number, the running mean of its gradient's squared size; at the first step it is that"
         f" square alone ({PAPER}, v)",
         'state["second"] = beta2 * state["second"] + (1 - beta2) * square if state else square',
     ),
     2: (
-        ((TWO, rates.takes_novograd_steps), (THREE, rates.takes_novograd_steps)),
+        ((TWO, optimizers.takes_novograd_steps), (THREE, optimizers.takes_novograd_steps)),
         f"the gradient is divided first; then decay x weight joins, then momentum ({PAPER}, m)",
         "direction = gradient / (second.sqrt() + 1e-8) + decay * weight; first = beta1 * first + direction",
     ),
     3: (
-        ((TWO, rates.chooses_the_optimizer), (SGD, rates.remembers)),
+        ((TWO, optimizers.chooses_the_optimizer), (SGD, optimizers.remembers)),
         "--optimizer decides, with the betas that the lab names, and sgd stays what it was",
         "NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)",
     ),

@@ -3,7 +3,7 @@
 from assessment import assignment
 from assessment.checklist import Item, Lab
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
-from assessment.laws import images, lockstep, records, unwatched, validation
+from assessment.laws import group, images, lockstep, records, unwatched, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -23,7 +23,7 @@ ITEMS = (
     Item(
         1,
         "all processes form one group",
-        (*everywhere(lockstep.knows_its_rank, lockstep.joins), (COLD, records.prepares_once)),
+        (*everywhere(group.knows_its_rank, group.joins), (COLD, records.prepares_once)),
         "torchrun starts the file once for each rank; all join one group, and one process of each machine prepares"
         f" the data while the others wait ({DOCS}/distributed.html)",
         "dist.init_process_group(...), prepare(...) on local rank 0, dist.barrier() on every rank",

@@ -3,7 +3,8 @@
 import itertools
 import math
 
-from assessment.laws.lockstep import ends_without_stopping, parting, per_rank, waits_for_ever
+from assessment.laws.group import ends_without_stopping, parting, waits_for_ever
+from assessment.laws.lockstep import per_rank
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
 from utils.runs import COLUMNS
 

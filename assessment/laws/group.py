@@ -1,0 +1,144 @@
+"""The laws of the process group: every rank knows its place, joins, meets the others and comes to its end."""
+
+import re
+
+from assessment.laws.verdict import HOLDS, broken, unseen
+from utils.launch.failures import LOST_PEER
+
+DAY_S = 86_400
+NO_GROUP = "process group has not been initialized"  # what torch says to a rank that has joined none
+
+
+def joins(trial):
+    """All ranks join one process group of the world's size."""
+    world_size = trial.evidence.world_size
+    for rank in trial.evidence.ranks:
+        groups = rank.named("group")
+        if not groups:
+            joining = rank.named("joining")
+            if joining and (trial.state == "hung" or NO_GROUP in trial.failure):
+                return broken(f"rank {rank.number} waits in init_process_group for the others", joining[0]["line"])
+            if rank.events and (rank.steps or trial.state == "finished"):
+                return broken(f"rank {rank.number} works without having joined a process group")
+            return unseen(f"rank {rank.number} ended before it joined a process group")
+        if groups[0]["world_size"] != world_size:
+            return broken(
+                f"{world_size} processes were started, but rank {rank.number} joined a group of"
+                f" {groups[0]['world_size']}"
+            )
+        if (groups[0].get("timeout_s") or 0) >= DAY_S:
+            days = groups[0]["timeout_s"] / DAY_S
+            return broken(
+                f"a rank waits {days:.0f} days for one that died: timedelta counts days first", groups[0]["line"]
+            )
+    numbers = [rank.named("group")[0]["rank"] for rank in trial.evidence.ranks]
+    return HOLDS if sorted(numbers) == list(range(world_size)) else broken(f"the ranks in the group are {numbers}")
+
+
+def knows_its_rank(trial):
+    """The script asks which rank it is: torchrun's variables, or the group."""
+    for rank in trial.evidence.ranks:
+        if not rank.events:
+            return unseen(f"rank {rank.number} ended before it began")
+        if not rank.named("asks its rank"):
+            if trial.state == "failed" and not any(map(has_begun, trial.evidence.ranks)):
+                return unseen("the run ended before anything was done")
+            count = trial.evidence.world_size
+            return broken(f"{count} processes were started, and none of them asked which of the {count} it is")
+    return HOLDS
+
+
+def has_begun(rank):
+    """Say whether a rank has come as far as to write, to join a group or to train."""
+    return bool(rank.steps or rank.named("write") or rank.named("joining"))
+
+
+def survives(trial):
+    """No rank dies."""
+    if trial.state != "failed" or is_left_behind(trial):
+        return HOLDS
+    return broken(trial.failure, failing_line(trial))
+
+
+def is_left_behind(trial):
+    """Say whether ranks failed only because another had finished and left them waiting for it."""
+    lost = [rank for rank, code in trial.exits.items() if code]
+    last_lines = [trial.logs[rank].strip().splitlines()[-1:] for rank in lost]
+    return bool(lost) and 0 in trial.exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
+
+
+def failing_line(trial):
+    """Return the line of the script at which the first traceback ends, or None."""
+    first = trial.failure.partition("\n\nrank ")[0]
+    lines = re.findall(rf'File "{re.escape(str(trial.script))}", line (\d+)', first)
+    return int(lines[-1]) if lines else None
+
+
+def meets(trial):
+    """No rank waits for ever: all enter the same collectives in the same order."""
+    if not waits_for_ever(trial) or ends_without_stopping(trial):
+        return HOLDS
+    return broken("the ranks do not meet: " + "; ".join(parting(trial)), parting_line(trial))
+
+
+def waits_for_ever(trial):
+    """Say whether a rank waits for another that does not come, or died of waiting."""
+    return trial.state == "hung" or is_left_behind(trial)
+
+
+def ends_without_stopping(trial):
+    """Say whether the same run finished when it was not asked to stop early: then stopping is what is wrong."""
+    free = trial.reference
+    if free is None or "patience" not in trial.flags:
+        return False
+    return free.state == "finished" and free.evidence.settings == trial.evidence.settings
+
+
+def collectives(trial):
+    """Return what each rank entered, in order, as (name, numbers, line)."""
+    ranks = trial.evidence.ranks
+    return [[(one["name"], one["numel"], one["line"]) for one in rank.named("collective")] for rank in ranks]
+
+
+def first_difference(calls):
+    """Return the first place at which ranks enter different collectives, or the same one in different lines."""
+    longest = max(map(len, calls))
+    return next(
+        (at for at in range(longest) if len({rank[at] if at < len(rank) else None for rank in calls}) > 1), None
+    )
+
+
+def parting(trial):
+    """Return in words where each rank of a hanging run stands, and where the ranks parted."""
+    calls = collectives(trial)
+    told = [f"rank {rank} {standing(trial, rank, own)}" for rank, own in enumerate(calls)]
+    at = first_difference(calls)
+    if at is not None:
+        names = [f"rank {rank} {described(own[at : at + 1])}" for rank, own in enumerate(calls)]
+        told.append(f"they part at their collective number {at + 1}: " + ", ".join(names))
+    return told
+
+
+def parting_line(trial):
+    """Return the line of the collective that only some ranks enter, None where none is known."""
+    calls = collectives(trial)
+    at = first_difference(calls)
+    lines = [own[at][2] for own in calls if at is not None and at < len(own)]
+    return min((line for line in lines if line), default=None)
+
+
+def described(call):
+    if not call:
+        return "enters none"
+    name, numel, line = call[0]
+    return f"enters {name}" + (f" of {numel} numbers" if numel else "") + (f" in line {line}" if line else "")
+
+
+def standing(trial, rank, calls):
+    """Return where a rank of a hanging run stands."""
+    stack = trial.stacks[rank] if rank < len(trial.stacks) else ""
+    script = trial.script.name
+    found = re.search(rf'File ".*{re.escape(script)}", line (\d+)', stack)
+    where = f"stands in line {found[1]}" if found else "has ended" if not stack else "stands outside the script"
+    last = f" (its last collective is {calls[-1][0]}, line {calls[-1][2]})" if calls else ""
+    return where + last
