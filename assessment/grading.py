@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from assessment import CONFIG, assignment
-from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.checklists.examine import examine
 from assessment.exam import given_name
 from assessment.marking import (
     FAIL,

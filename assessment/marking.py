@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass, field
 
 from assessment import reached_in
-from assessment.check import Report
-from assessment.checklist import DONE, UNSEEN
 from assessment.checklists import checklist
+from assessment.checklists.lab import DONE, UNSEEN
+from assessment.checklists.report import Report
 
 PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own fault"
 ACCURACY_POINTS, TAUGHT_POINTS = 15, 10

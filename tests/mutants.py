@@ -14,9 +14,9 @@ from pathlib import Path
 from recording import load, path_of, recorded, save
 from submitted import submissions
 
-from assessment.checklist import examine
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.checklists.examine import examine
 from assessment.trials.fork_server import ForkServer
 
 ASSIGNMENT = "assessment"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from recorded_trials import COARSE, FINE, plain, revived
 
-from assessment.checklist import asked, judge
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.checklists.examine import asked, judge
 from assessment.starters.difference import untouched_steps
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -14,12 +14,13 @@ from programs import run_program
 from submitted import submissions
 
 from assessment import check as checking
-from assessment.check import Report, check
-from assessment.checklist import DONE, UNBEGUN, Miss, Result, examine
+from assessment.check import Overview, check
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
+from assessment.checklists.examine import examine
+from assessment.checklists.lab import DONE, UNBEGUN, Miss, Result
+from assessment.checklists.report import Report
 from assessment.laws.verdict import broken
-from assessment.overview import Overview
 from assessment.starters.make import sealed, solution, starter
 from assessment.trials.forked_ranks import ForkedRanks
 from utils.errors import UserError

@@ -10,10 +10,11 @@ from mutants import named
 from recording import AGAIN, digest, judged, load, path_of, played
 from submitted import submissions
 
-from assessment import check as checking
-from assessment.check import Report
-from assessment.checklist import UNSEEN, asked
+from assessment.checklists import report
 from assessment.checklists.common import ORDER
+from assessment.checklists.examine import asked
+from assessment.checklists.lab import UNSEEN
+from assessment.checklists.report import Report
 from assessment.laws.verdict import HOLDS, broken
 
 ALL = [*submissions("right"), *submissions("wrong")]
@@ -72,7 +73,7 @@ def named_submission(lab, name):
 
 def test_a_miss_gets_the_hint_that_fits_it():
     result = outcome(named_submission("assessment", "counts of one rank"))
-    told = repr(Report(result, checking.STRENGTHS))
+    told = repr(Report(result, report.STRENGTHS))
     assert "dist.all_reduce(sums)" in told and "if rank == 0" not in told
     assert result.lab.beyond not in told  # something is to be done first
 

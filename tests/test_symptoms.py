@@ -8,8 +8,8 @@ from altering import altered, each, others_than_the_undivided
 from test_altered_evidence import CASES
 from test_laws import ALL, outcome
 
-from assessment.checklist import asked
 from assessment.checklists.common import ORDER, TWO
+from assessment.checklists.examine import asked
 from assessment.laws import gradients
 from assessment.laws.verdict import broken
 

@@ -1,6 +1,6 @@
 """What the checklists share: the usual trials, the order of causes, and what every lab from 03 on must keep."""
 
-from assessment.checklist import Item, Lab
+from assessment.checklists.lab import Item, Lab
 from assessment.laws import (
     batchnorm,
     by_hand,

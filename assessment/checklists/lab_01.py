@@ -1,7 +1,7 @@
 """Lab 01: one device that measures what it does."""
 
-from assessment.checklist import Item
 from assessment.checklists.common import STOPPED, UNSTEADY, lab
+from assessment.checklists.lab import Item
 from assessment.laws import images, lockstep, records, timing, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM

@@ -1,7 +1,7 @@
 """Lab 02: data parallelism by hand."""
 
-from assessment.checklist import Item
 from assessment.checklists.common import DOCS, THREE, TWO, everywhere, lab
+from assessment.checklists.lab import Item
 from assessment.laws import batchnorm, by_hand, group, images, lockstep, records, validation
 from assessment.trials.plan import Plan
 

@@ -1,7 +1,7 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment.checklist import Item
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
+from assessment.checklists.lab import Item
 from assessment.laws import group, images, lockstep, rates, records, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM

@@ -1,8 +1,8 @@
 """The assignment: a data-parallel script of the learner's own, and what each part of it is worth."""
 
 from assessment import assignment
-from assessment.checklist import Item, Lab
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
+from assessment.checklists.lab import Item, Lab
 from assessment.laws import group, images, lockstep, records, unwatched, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
