@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from assessment import CONFIG, assignment, gradebook
+from assessment import gradebook
 from assessment.checklists import checklist
 from assessment.exam import keep_exams
 from assessment.feedback import keep, write_feedback
@@ -31,6 +31,7 @@ from assessment.laws.verdict import listed
 from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
 from assessment.sandbox import NONE, Limits, best_kind, lacks
 from assessment.submissions import NOTHING, find
+from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import Conversation, LostError
 from assessment.trials.data import Stage, trial_data
 from utils.arguments import at_least

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from assessment import CONFIG, assignment
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
@@ -34,6 +33,7 @@ from assessment.marking import (
 )
 from assessment.sandbox import MEGABYTE, Limits, Sandbox, Watch
 from assessment.starters.make import is_solution
+from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering
 from assessment.trials.data import Stage, trial_data
 from assessment.trials.fork_server import ForkServer

@@ -2,10 +2,10 @@
 
 from dataclasses import asdict, dataclass, field
 
-from assessment import reached_in
 from assessment.checklists import checklist
 from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import Report
+from assessment.task import reached_in
 
 PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own fault"
 ACCURACY_POINTS, TAUGHT_POINTS = 15, 10

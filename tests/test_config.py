@@ -6,9 +6,8 @@ from dataclasses import fields
 import pytest
 from programs import run_program
 
-from assessment import CONFIG, assignment
-from assessment.config import LIMITS, read_config
 from assessment.sandbox import Limits
+from assessment.task import CONFIG, LIMITS, assignment, read_config
 from utils.errors import UserError
 
 GOOD = json.loads(CONFIG.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 from conftest import ROOT
 
-from assessment import assignment, reached_in
+from assessment.task import assignment, reached_in
 from benchmarks.recorded import RESNETS, SEEDS, STUDIES
 from utils.errors import UserError
 from utils.notebook import plots, recorded

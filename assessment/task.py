@@ -1,11 +1,13 @@
-"""What an assignment's ``config.json`` may say, and what is wrong in one: found before anybody is graded by it."""
+"""The assignment: what ``config.json`` asks for, what is wrong in one, and when its target is reached."""
 
 import json
 from difflib import get_close_matches
 from pathlib import Path
+from types import SimpleNamespace
 
 from utils.errors import UserError
 
+CONFIG = Path(__file__).with_name("config.json")
 COUNT, SHARE, MORE_THAN_NONE = (int, 1, float("inf")), (float, 0, 1), (float, 1e-9, float("inf"))  # type, least, most
 ASSIGNMENT = {
     "model": (str, None, None),
@@ -36,6 +38,16 @@ LIMITS = {
     "output_mb": COUNT,
 }
 NAMES = {int: "a whole number", float: "a number", str: "a name in quotes", dict: "a list of names and values"}
+
+
+def assignment(dataset=None, config=CONFIG):
+    """Return the assignment: what ``config.json`` says for ``dataset`` (by default its own), with its fields as names.
+
+    ``model``, ``processes`` and ``batch_size`` (images a step in each); ``epochs`` at most, within ``minutes``;
+    ``target`` accuracy in ``patience`` epochs in a row, and that for a ``distinction``. Raises ``UserError`` for a
+    dataset that has no target, and for what is wrong in ``config``.
+    """
+    return SimpleNamespace(**read_config(config, dataset))
 
 
 def read_config(path, dataset=None):
@@ -96,3 +108,25 @@ def _refuse_unknown_model(name, path):
 
     if name not in MODELS:
         raise UserError(f"{path}, model is {name!r}; choose one of {', '.join(MODELS)}")
+
+
+def told(accuracies, task):
+    """Return in words whether ``accuracies``, one an epoch, reach the target of ``task``, and with distinction."""
+    ends = [(name, reached_in(accuracies, at, task.patience), at) for name, at in _targets(task)]
+    parts = [f"{name} {at:g}: " + (f"reached in epoch {end}" if end else "not reached") for name, end, at in ends]
+    best = f"the best epoch has {max(accuracies):.4f}" if accuracies else "no epoch has ended"
+    return f"{task.patience} epochs in a row at {'; '.join(parts)} ({best})"
+
+
+def _targets(task):
+    return ("the target", task.target), ("distinction", task.distinction)
+
+
+def reached_in(accuracies, target, patience):
+    """Return the epoch with which ``patience`` epochs in a row have reached ``target``, None where none has."""
+    here = 0
+    for epoch, accuracy in enumerate(accuracies, start=1):
+        here = here + 1 if accuracy >= target else 0
+        if here == patience:
+            return epoch
+    return None
