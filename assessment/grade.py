@@ -23,14 +23,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from assessment import gradebook
 from assessment.checklists import checklist
-from assessment.exam import keep_exams
-from assessment.feedback import keep, write_feedback
+from assessment.grader import gradebook
+from assessment.grader.exam import keep_exams
+from assessment.grader.feedback import keep, write_feedback
+from assessment.grader.marks import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
+from assessment.grader.sandbox import NONE, Limits, best_kind, lacks
+from assessment.grader.submissions import NOTHING, find
 from assessment.laws.verdict import listed
-from assessment.marking import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
-from assessment.sandbox import NONE, Limits, best_kind, lacks
-from assessment.submissions import NOTHING, find
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import Conversation, LostError
 from assessment.trials.data import Stage, trial_data
@@ -170,7 +170,7 @@ class ClassGrader:
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
             asked["longest_s"] = self.limits.wall_s + 2 * 60 * self.task.minutes + GRACE_S
             asked |= {"dataset": self.task.dataset, "config": str(room / "config.json")}
-            command = [sys.executable, "-m", "assessment.grading", json.dumps(asked)]
+            command = [sys.executable, "-m", "assessment.grader.submission_grader", json.dumps(asked)]
             talks = [Conversation(command, name="the process that grades") for _ in range(min(jobs, waiting.qsize()))]
             finished = queue.SimpleQueue()
             for talk in talks:

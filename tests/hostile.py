@@ -5,7 +5,7 @@ import os
 import zipfile
 from dataclasses import dataclass
 
-from assessment.marking import FAIL, NOT_GRADABLE, PASS
+from assessment.grader.marks import FAIL, NOT_GRADABLE, PASS
 from assessment.starters.make import ROOT, solution
 
 RIGHT = solution((ROOT / "solutions/assessment.py").read_text(encoding="utf-8"))

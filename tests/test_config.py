@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from programs import run_program
 
-from assessment.sandbox import Limits
+from assessment.grader.sandbox import Limits
 from assessment.task import CONFIG, LIMITS, assignment, read_config
 from utils.errors import UserError
 

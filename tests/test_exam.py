@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from assessment.exam import exams, given_name, keep_exams
+from assessment.grader.exam import exams, given_name, keep_exams
 from utils.data import digits, load
 
 

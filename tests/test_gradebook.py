@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assessment import gradebook
 from assessment.checklists import checklist
-from assessment.feedback import fenced, gradescope, markdown, prairielearn, write_feedback
-from assessment.grading import Training
-from assessment.marking import (
+from assessment.grader import gradebook
+from assessment.grader.feedback import fenced, gradescope, markdown, prairielearn, write_feedback
+from assessment.grader.marks import (
     FAIL,
     FAULT,
     NOT_GRADABLE,
@@ -24,6 +23,7 @@ from assessment.marking import (
     mark_taught,
     nothing_earned,
 )
+from assessment.grader.submission_grader import Training
 from assessment.task import assignment, reached_in, told
 
 NAMES = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", 'Zoë, "the" one', "a\nb", "<b>bold</b>", "nul\0l", "\ud83d")

@@ -23,8 +23,8 @@ from hostile import FEW, REFUSED, SCRIPTS, hand_in
 from PIL import Image
 from torch.nn import functional as F
 
-from assessment.marking import NOT_GRADABLE
-from assessment.sandbox import BUBBLEWRAP, best_kind
+from assessment.grader.marks import NOT_GRADABLE
+from assessment.grader.sandbox import BUBBLEWRAP, best_kind
 
 QUICK = {
     "model": "wide-resnet-tiny",

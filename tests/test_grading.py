@@ -11,10 +11,10 @@ from conftest import need
 from PIL import Image
 
 from assessment import assignment
-from assessment.exam import keep_exams
-from assessment.grading import Grader, Training
-from assessment.marking import FAIL, FAULT
-from assessment.sandbox import NONE, Limits, best_kind
+from assessment.grader.exam import keep_exams
+from assessment.grader.marks import FAIL, FAULT
+from assessment.grader.sandbox import NONE, Limits, best_kind
+from assessment.grader.submission_grader import Grader, Training
 from utils import models
 
 

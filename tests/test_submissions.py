@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from assessment.submissions import find, read_roster
+from assessment.grader.submissions import find, read_roster
 from utils.errors import UserError
 
 GOOD = b"print('here')\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from assessment.marking import PASS
+from assessment.grader.marks import PASS
 from utils.files import written_whole
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -19,8 +19,8 @@ from pathlib import Path
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
-from assessment.exam import given_name
-from assessment.marking import (
+from assessment.grader.exam import given_name
+from assessment.grader.marks import (
     FAIL,
     PASS,
     Grade,
@@ -31,7 +31,7 @@ from assessment.marking import (
     mark_taught,
     nothing_earned,
 )
-from assessment.sandbox import MEGABYTE, Limits, Sandbox, Watch
+from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox, Watch
 from assessment.starters.make import is_solution
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering

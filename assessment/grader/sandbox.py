@@ -1,7 +1,7 @@
 """Run a stranger's processes where they see little, change little and soon come to an end.
 
 A ``Sandbox`` has PIDs, a network (its loopback only) and files of its own: the course's modules and Python to read,
-one folder to write to. Debian's bubblewrap makes it, or util-linux' ``unshare`` with ``unshared.py``. What a single
+one folder to write to. Debian's bubblewrap makes it, or util-linux' ``unshare`` with ``sandbox_root.py``. What a single
 process may take is limited by the system (setrlimit(2)); what all take together, a ``Watch`` limits.
 """
 
@@ -161,7 +161,7 @@ class Sandbox:
             shutil.which("unshare") or "unshare",
             *kinds,
             sys.executable,
-            str(ROOT / "assessment/unshared.py"),
+            str(ROOT / "assessment/grader/sandbox_root.py"),
             json.dumps(plan),
         ]
 

@@ -7,9 +7,9 @@ from collections import Counter
 from textwrap import shorten
 from xml.etree import ElementTree
 
-from assessment.feedback import headline, keep, page
-from assessment.marking import FAIL, FAULT, NOT_GRADABLE, PASS, Grade
-from assessment.submissions import NOTHING
+from assessment.grader.feedback import headline, keep, page
+from assessment.grader.marks import FAIL, FAULT, NOT_GRADABLE, PASS, Grade
+from assessment.grader.submissions import NOTHING
 
 ASSIGNMENT = "Data-parallel training"
 WIDE = 400  # letters of what is told in one line

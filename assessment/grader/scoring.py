@@ -1,6 +1,6 @@
 """Score weights on images, in a process that has run nothing of the script that made them.
 
-    python -m assessment.scoring model.pt wide-resnet-tiny test.pt hidden.pt
+    python -m assessment.grader.scoring model.pt wide-resnet-tiny test.pt hidden.pt
 
 prints the accuracy on each file of images as a list of JSON. Nothing is unpickled but tensors.
 """
