@@ -28,6 +28,7 @@ from pathlib import Path
 import nbformat
 import torch
 from jupyter_client import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -86,6 +87,9 @@ def run(chapter, path, precision, seed):
             client.execute(env=environment | own)
         except CellExecutionError as error:
             raise UserError(f"{chapter} failed with seed {seed} in {precision}: {error}") from error
+        finally:
+            if kernel.has_kernel:
+                run_sync(kernel.shutdown_kernel)(now=True)  # nbclient ends only the kernels that it has made itself
         seconds = time.monotonic() - began
         made = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     told = {"chapter": chapter, "precision": precision, "seed": seed, "code": code_of(notebook)}

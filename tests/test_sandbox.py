@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, need
 
-from assessment.grader.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, Watch, best_kind, lacks
+from assessment.grader.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, best_kind, lacks
+from assessment.grader.watchdog import Watch
 from assessment.trials.conversation import LostError
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks

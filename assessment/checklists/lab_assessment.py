@@ -1,9 +1,9 @@
 """The assignment: a data-parallel script of the learner's own, and what each part of it is worth."""
 
-from assessment import assignment
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
 from assessment.checklists.lab import Item, Lab
 from assessment.laws import group, images, lockstep, records, unwatched, validation
+from assessment.task import assignment
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 

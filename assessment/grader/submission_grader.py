@@ -31,7 +31,8 @@ from assessment.grader.marks import (
     mark_taught,
     nothing_earned,
 )
-from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox, Watch
+from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
+from assessment.grader.watchdog import Watch
 from assessment.starters.make import is_solution
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering

@@ -212,3 +212,14 @@ def _refuse_no_program(script):
         raise NotGradableError(f"it is no Python program: {error}") from None
     if is_untouched(io.TextIOWrapper(io.BytesIO(script), "utf-8", "replace").read()):
         raise NotGradableError("it is the starter as it was handed out")
+
+
+def unmatched(found, roster):
+    """Return a line about who handed in and is not on the roster, None where there is nobody.
+
+    Names that are spelled differently have two rows: those without a submission are named beside.
+    """
+    strangers = [one.learner for one in found if not one.about]
+    absent = [one.learner for one in found if one.problem == NOTHING]
+    missing = f"; on it, and without a submission: {listed(absent, 10)}" if absent else ""
+    return f"not on the roster {roster}: {listed(strangers, 10)}{missing}" if strangers else None
