@@ -56,11 +56,11 @@ claims: setup ## measure what is missing of ten runs of every claim in each prec
 	@$(PY) -m benchmarks.claims $(CHAPTERS) $(if $(ANEW),--anew)
 
 soak: setup ## start and end 100 training runs and count the ends that are not clean
-	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/test_clean_end.py -s
+	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/scripts/test_clean_end.py -s
 
 mutants: setup ## put all wrong and right submissions through the checker, or some: make mutants LABS="03 04"
-	@$(PY) tests/mutants.py $(LABS)
-	@[ -n "$(LABS)" ] || $(PY) tests/mutants.py assignment
+	@$(PY) tests/support/mutants.py $(LABS)
+	@[ -n "$(LABS)" ] || $(PY) tests/support/mutants.py assignment
 
 grade: setup ## grade a folder: make grade SUBMISSIONS=dir [ROSTER=csv] [OUT=grades] [JOBS=n]
 	@[ -n "$(SUBMISSIONS)" ] || { echo "name the folder with the submissions: make grade SUBMISSIONS=dir" >&2; exit 1; }

@@ -1,9 +1,9 @@
 """What whole checks saw, kept small: recordings from which submissions are judged without a process.
 
-``python tests/mutants.py --record`` writes them, ``tests/test_laws.py`` judges them. A file in ``recorded/`` holds
-lines of JSON, compressed by xz. Each line is a value; ``{"@": 7}`` in one stands for that of line 7, so what many
-ranks, steps and submissions share (the same images, the same weights) is there once. The last line maps the names of
-submissions to what was recorded of them: a digest of the script, and its trials (``recorded_trials.py``) by name.
+``mutants.py --record`` writes them, ``laws/test_laws.py`` judges them. A file in ``laws/recorded/`` holds lines of
+JSON, compressed by xz. Each line is a value; ``{"@": 7}`` in one stands for that of line 7, so what many ranks, steps
+and submissions share (the same images, the same weights) is there once. The last line maps the names of submissions
+to what was recorded of them: a digest of the script, and its trials (``recorded_trials.py``) by name.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from assessment.checklists.common import ORDER
 from assessment.checklists.examine import asked, judge
 from assessment.starters.difference import untouched_steps
 
-FOLDER = Path(__file__).parent / "recorded"
-AGAIN = "record it anew: .venv/bin/python tests/mutants.py --record"
+FOLDER = Path(__file__).resolve().parents[1] / "laws/recorded"
+AGAIN = "record it anew: .venv/bin/python tests/support/mutants.py --record"
 PARTS = {"03_wrong": 3}  # files that would be large
 LEAST = 24  # characters of a value that is worth a line of its own
 

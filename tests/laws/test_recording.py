@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import mutants
 import recording
+from outcomes import ALL, is_recorded, outcome, recordings, run_of
 from recording import AGAIN, FOLDER, load, path_of, save
-from test_laws import ALL, is_recorded, outcome, recordings, run_of
 
 
 def test_a_script_that_changed_since_it_was_recorded_is_noticed():

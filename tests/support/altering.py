@@ -11,9 +11,9 @@ from copy import copy
 from dataclasses import replace
 from io import StringIO
 
+from outcomes import run_of
 from recording import judged
 from submitted import submissions
-from test_laws import run_of
 
 from assessment.trials.evidence import Evidence, Rank
 

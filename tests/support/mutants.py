@@ -1,8 +1,8 @@
 """Put submissions through the checker: what it says of each, beside what it should say.
 
-python tests/mutants.py [--record] [right] [wrong] [assignment] [LAB ...] [NAME ...]
+python tests/support/mutants.py [--record] [right] [wrong] [assignment] [LAB ...] [NAME ...]
 
-With ``--record``, what was seen of those that are as they should be is kept for ``test_laws.py``, in ``recorded/``.
+With ``--record``, what was seen of those that are as they should be is kept in ``tests/laws/recorded/``.
 With ``assignment``, the data-parallel scripts of all labs are put through the assignment's checklist: the right
 ones must pass there as well, the wrong ones whose law is one of the assignment's must be caught.
 """

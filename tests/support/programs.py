@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Nothing of the course itself: its modules are to be imported in the process whose environment they may look at.
 PRELOADED = ["torch", "torch._dynamo", "torch.nn.parallel", "torchvision.datasets", "sklearn.datasets"]
 

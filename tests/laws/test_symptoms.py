@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from altering import altered, each, others_than_the_undivided
+from outcomes import ALL, outcome
 from test_altered_evidence import CASES
-from test_laws import ALL, outcome
 
 from assessment.checklists.common import ORDER, TWO
 from assessment.checklists.examine import asked

@@ -3,50 +3,15 @@
 ``make mutants`` holds the same expectations against real runs.
 """
 
-from functools import cache
-
 import pytest
 from mutants import named
-from recording import AGAIN, digest, judged, load, path_of, played
-from submitted import submissions
+from outcomes import ALL, known, named_submission, outcome
 
 from assessment.checklists import report
 from assessment.checklists.common import ORDER
-from assessment.checklists.examine import asked
 from assessment.checklists.lab import UNSEEN
 from assessment.checklists.report import Report
 from assessment.laws.verdict import HOLDS, broken
-
-ALL = [*submissions("right"), *submissions("wrong")]
-KNOWN = {}  # (id of a trial, law) -> verdict: laws are pure
-
-
-@cache
-def recordings(path):
-    return load(path)
-
-
-@cache
-def run_of(submission):
-    """Return the recorded trials of ``submission`` by name."""
-    assert is_recorded(submission), f"not recorded as it stands: {AGAIN} {submission.lab} '{submission.name}'"
-    return played(submission, recordings(path_of(submission))[submission.name]["trials"])
-
-
-def known(law, trial):
-    """Return the verdict of ``law`` on a recorded ``trial``, worked out once."""
-    if (id(trial), law) not in KNOWN:
-        KNOWN[id(trial), law] = asked(law, trial)
-    return KNOWN[id(trial), law]
-
-
-def outcome(submission, ask=known):
-    """Return the ``Result`` that the recording of ``submission`` leads to."""
-    return judged(submission, run_of(submission), ask)
-
-
-def is_recorded(submission):
-    return recordings(path_of(submission)).get(submission.name, {}).get("digest") == digest(submission)
 
 
 @pytest.mark.parametrize("submission", ALL, ids=lambda one: f"{one.lab} {one.name}")
@@ -64,11 +29,6 @@ def test_no_law_can_be_replaced_by_one_verdict_unnoticed(law, verdict):
         return verdict if other is law else known(other, trial)
 
     assert any(named(outcome(one, ask)) != (one.law or "done") for one in ALL)
-
-
-def named_submission(lab, name):
-    (found,) = [one for one in ALL if (one.lab, one.name) == (lab, name)]
-    return found
 
 
 def test_a_miss_gets_the_hint_that_fits_it():

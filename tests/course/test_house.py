@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -13,29 +14,16 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-# A file or a room (a folder) may import from the floors above its line here, and on its line from those before it.
-FLOORS = {
-    "utils": [
-        ["errors", "arguments", "files"],
-        ["devices", "models", "novograd", "data"],
-        ["runs"],
-        ["parallel"],
-        ["launch"],
-        ["curves", "train_curve"],
-        ["notebook"],
-    ],
-    "assessment": [
-        ["starters", "recorder", "task"],
-        ["trials", "reporting"],
-        ["laws"],
-        ["checklists"],
-        ["check", "grader", "grade"],
-    ],
-}
-ABOVE = {
-    "utils": {"assessment", "tests", "benchmarks"},
-    "assessment": {"tests", "benchmarks"},
-}  # packages that it may not import at all
+# Packages, and others that they may not import at all.
+PACKAGES = {"utils": {"assessment", "tests", "benchmarks"}, "assessment": {"tests", "benchmarks"}}
+
+
+@cache
+def order(package):
+    """Return the files and rooms of a package as README lists them: each may import from those before it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^\| floor \| `{package}/` .*\n.*\n((?:\| \d .*\n)+)", text, re.MULTILINE)
+    return [name for line in table.splitlines() for name in re.findall(r"`(\w+)/?`", line.split("|")[2])]
 
 
 def tracked(pattern):
@@ -74,23 +62,40 @@ def unit(name):
     return name.split(".")[1] if "." in name else None
 
 
-@pytest.mark.parametrize("package", FLOORS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_imports_point_down_the_floors(package):
-    order = [name for floor in FLOORS[package] for name in floor]
     for path in files_of(package):
         own, names = unit(module(path)), imported(path)
-        assert not {name.split(".")[0] for name in names} & ABOVE[package], path
+        assert not {name.split(".")[0] for name in names} & PACKAGES[package], path
         if own is not None:
-            assert own in order, f"{path} has no floor: give it one in this test"
+            assert own in order(package), f"{path} has no floor: give it one in README.md"
             taken = {unit(name) for name in names if name.split(".")[0] == package}
-            assert taken <= {*order[: order.index(own) + 1]}, path
+            assert taken <= {*order(package)[: order(package).index(own) + 1]}, path
 
 
-@pytest.mark.parametrize("package", FLOORS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_within_a_room_no_file_imports_in_a_circle(package):
     files = {module(path): path for path in files_of(package)}
     graph = {name: {one for one in imported(path) if one in files and one != name} for name, path in files.items()}
     TopologicalSorter(graph).prepare()
+
+
+def test_tests_take_from_their_own_room_and_from_support_alone():
+    files = {path.stem: path for path in files_of("tests")}
+    assert len(files) == len(files_of("tests")), "two files of one name: pytest takes them for the same"
+    for path in files.values():
+        for name in {name for name in imported(path) if name in files}:
+            own, other = path.parent, files[name].parent
+            assert name == "conftest" or other.name == "support" or (own == other != ROOT / "tests"), (path, name)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_readme_lists_every_file_and_room_and_each_room_says_what_it_is(package):
+    rooms = {path.parent for path in files_of(package) if path.parent.parent == ROOT / package}
+    files = {path.stem for path in files_of(package) if path.parent == ROOT / package} - {"__init__"}
+    assert sorted(order(package)) == sorted(files | {room.name for room in rooms})
+    for room in rooms:
+        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))), room
 
 
 @pytest.mark.parametrize("path", tracked("*.py"), ids=lambda path: str(path.relative_to(ROOT)))
@@ -133,7 +138,7 @@ def test_the_conda_environment_takes_the_same_lock():
 
 def test_nothing_names_a_package_index_or_a_place_on_this_machine():
     words = re.compile(r"index-url|find-links|pypi\.org|pythonhosted|file:///|/root/|/home/[a-z]|/wo" + "rk/")
-    allowed = {ROOT / "tests/test_house.py", ROOT / "Makefile"}  # the lock command says --no-emit-index-url
+    allowed = {ROOT / "tests/course/test_house.py", ROOT / "Makefile"}  # the lock command says --no-emit-index-url
     for pattern in ("*.py", "*.txt", "*.toml", "*.yml", "*.md", "*.ipynb", "*.json", ".ci/run"):
         for path in set(tracked(pattern)) - allowed:
             assert not words.search(path.read_text(encoding="utf-8")), path

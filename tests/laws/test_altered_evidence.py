@@ -33,7 +33,7 @@ from altering import (
     written,
 )  # fmt: skip
 from mutants import named
-from test_laws import ALL, run_of
+from outcomes import ALL, run_of
 
 from assessment.checklists.common import COLD, THREE, TWO
 from assessment.checklists.lab_01 import FULL

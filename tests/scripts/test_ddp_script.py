@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from utils.data import load
 from utils.runs import read_metrics
 
 SCRIPT = ROOT / "solutions/03_ddp.py"
-WITNESS = Path(__file__).with_name("witness.py")
+WITNESS = ROOT / "tests/support/witness.py"
 
 
 @pytest.fixture
