@@ -58,7 +58,7 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None):
             stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
         for plan in lab.plans:
-            if own.attempt(plan).state != "finished" and not plan.is_cold:
+            if own.attempt(plan).outcome.state != "finished" and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
         _compare_with_one_process(own)
         yield own
@@ -66,8 +66,8 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None):
 
 def _compare_with_one_process(trials):
     """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
-    finished = [one for one in trials.done.values() if one.state == "finished" and one.evidence.world_size > 1]
-    hidden = [one for one in finished if one.is_watched and asked(averages, one).holds is None]
+    finished = [one for one in trials.done.values() if one.outcome.state == "finished" and one.evidence.world_size > 1]
+    hidden = [one for one in finished if one.run.is_watched and asked(averages, one).holds is None]
     if hidden and "batch_size" in hidden[0].evidence.settings:
         settings = {"epochs": 2, "batch_size": 16, "seed": 3}
         small = {"model": "lenet"}  # nothing in it looks at one share alone
@@ -93,7 +93,7 @@ def _seen(law, trial, order, ask):
     Laws up to ``meets`` are about how a run begins and ends: those do.
     """
     verdict = ask(law, trial)
-    is_partial = trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
+    is_partial = trial.outcome.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
     return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
 
@@ -106,7 +106,7 @@ def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
     """
     states, misses, advice = {}, [], []
     early = {plan.name for plan in lab.plans if not plan.is_cold and plan.name in run}
-    early = {name for name in early if run[name].state != "finished"}
+    early = {name for name in early if run[name].outcome.state != "finished"}
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
         verdicts = [(name, law, _seen(law, run[name], order, ask)) for name, law in item.laws if name in run]
@@ -129,7 +129,7 @@ def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
         states,
         misses,
         advice=list(dict.fromkeys(advice)),
-        ends={name: trial.state for name, trial in run.items()},
+        ends={name: trial.outcome.state for name, trial in run.items()},
         has_trained=any(rank.steps for trial in run.values() for rank in trial.evidence.ranks),
         untouched=set(untouched),
     )

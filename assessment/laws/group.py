@@ -16,9 +16,9 @@ def joins(trial):
         groups = rank.named("group")
         if not groups:
             joining = rank.named("joining")
-            if joining and (trial.state == "hung" or NO_GROUP in trial.failure):
+            if joining and (trial.outcome.state == "hung" or NO_GROUP in trial.outcome.failure):
                 return broken(f"rank {rank.number} waits in init_process_group for the others", joining[0]["line"])
-            if rank.events and (rank.steps or trial.state == "finished"):
+            if rank.events and (rank.steps or trial.outcome.state == "finished"):
                 return broken(f"rank {rank.number} works without having joined a process group")
             return unseen(f"rank {rank.number} ended before it joined a process group")
         if groups[0]["world_size"] != world_size:
@@ -41,7 +41,7 @@ def knows_its_rank(trial):
         if not rank.events:
             return unseen(f"rank {rank.number} ended before it began")
         if not rank.named("asks its rank"):
-            if trial.state == "failed" and not any(map(has_begun, trial.evidence.ranks)):
+            if trial.outcome.state == "failed" and not any(map(has_begun, trial.evidence.ranks)):
                 return unseen("the run ended before anything was done")
             count = trial.evidence.world_size
             return broken(f"{count} processes were started, and none of them asked which of the {count} it is")
@@ -55,22 +55,23 @@ def has_begun(rank):
 
 def survives(trial):
     """No rank dies."""
-    if trial.state != "failed" or is_left_behind(trial):
+    if trial.outcome.state != "failed" or is_left_behind(trial):
         return HOLDS
-    return broken(trial.failure, failing_line(trial))
+    return broken(trial.outcome.failure, failing_line(trial))
 
 
 def is_left_behind(trial):
     """Say whether ranks failed only because another had finished and left them waiting for it."""
-    lost = [rank for rank, code in trial.exits.items() if code]
-    last_lines = [trial.logs[rank].strip().splitlines()[-1:] for rank in lost]
-    return bool(lost) and 0 in trial.exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
+    exits, logs = trial.outcome.exits, trial.outcome.logs
+    lost = [rank for rank, code in exits.items() if code]
+    last_lines = [logs[rank].strip().splitlines()[-1:] for rank in lost]
+    return bool(lost) and 0 in exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
 
 
 def failing_line(trial):
     """Return the line of the script at which the first traceback ends, or None."""
-    first = trial.failure.partition("\n\nrank ")[0]
-    lines = re.findall(rf'File "{re.escape(str(trial.script))}", line (\d+)', first)
+    first = trial.outcome.failure.partition("\n\nrank ")[0]
+    lines = re.findall(rf'File "{re.escape(str(trial.run.script))}", line (\d+)', first)
     return int(lines[-1]) if lines else None
 
 
@@ -83,15 +84,15 @@ def meets(trial):
 
 def waits_for_ever(trial):
     """Say whether a rank waits for another that does not come, or died of waiting."""
-    return trial.state == "hung" or is_left_behind(trial)
+    return trial.outcome.state == "hung" or is_left_behind(trial)
 
 
 def ends_without_stopping(trial):
     """Say whether the same run finished when it was not asked to stop early: then stopping is what is wrong."""
     free = trial.reference
-    if free is None or "patience" not in trial.flags:
+    if free is None or "patience" not in trial.run.flags:
         return False
-    return free.state == "finished" and free.evidence.settings == trial.evidence.settings
+    return free.outcome.state == "finished" and free.evidence.settings == trial.evidence.settings
 
 
 def collectives(trial):
@@ -136,8 +137,8 @@ def described(call):
 
 def standing(trial, rank, calls):
     """Return where a rank of a hanging run stands."""
-    stack = trial.stacks[rank] if rank < len(trial.stacks) else ""
-    script = trial.script.name
+    stack = trial.outcome.stacks[rank] if rank < len(trial.outcome.stacks) else ""
+    script = trial.run.script.name
     found = re.search(rf'File ".*{re.escape(script)}", line (\d+)', stack)
     where = f"stands in line {found[1]}" if found else "has ended" if not stack else "stands outside the script"
     last = f" (its last collective is {calls[-1][0]}, line {calls[-1][2]})" if calls else ""

@@ -96,7 +96,7 @@ def equals_the_undivided(trial):
     if trial.undivided is None:
         return unseen("no rank's own gradients were seen")
     many, one = trial.undivided
-    if many.state != "finished" or one.state != "finished":
+    if many.outcome.state != "finished" or one.outcome.state != "finished":
         return unseen("the run did not finish with the small network and as one process")
     batches = [
         [sorted(row for step in steps for row in step.rows if row is not None) for steps in run.evidence.rounds]
@@ -121,7 +121,7 @@ def steps_alike(trial):
     counts = [len(rank.steps) for rank in ranks]
     if not all(counts):
         return unseen("not every rank trained")
-    if trial.state == "failed" and not is_left_behind(trial):
+    if trial.outcome.state == "failed" and not is_left_behind(trial):
         return unseen("the run ended with an error")  # where a rank died, the others took more steps
     if len(set(counts)) > 1:
         return broken("the ranks take different numbers of steps: " + per_rank(counts))

@@ -9,7 +9,7 @@ NO_IMAGES = "no image was seen in the first step, so its batch is unknown"
 
 def choice(trial, name, default):
     """Return the word that ``--name`` was given in a trial."""
-    return trial.flags.get(name, default)
+    return trial.run.flags.get(name, default)
 
 
 def flag(trial, name, default=0.0):

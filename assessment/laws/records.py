@@ -14,7 +14,7 @@ ONLY_ROSE = "that epochs at the target are counted in a row was not judged: no a
 
 def without(trial, name):
     """Return the verdict on a run that kept no file ``name``: other formats are free, and are not judged."""
-    if trial.state != "finished":
+    if trial.outcome.state != "finished":
         return unseen(f"the run ended before it wrote {name}")
     return Verdict(True, f"there is no {name}, so what it should say was not judged")
 
@@ -38,7 +38,7 @@ def one_rank_prints(trial):
 
 def one_rank_writes(trial):
     """Only one rank writes into the run's folder."""
-    folder = str(trial.run_dir)
+    folder = str(trial.artifacts.folder)
     written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in trial.evidence.ranks]
     writing = [rank for rank, files in enumerate(written) if files]
     if not writing:
@@ -116,14 +116,14 @@ def stops_together(trial):
     """All ranks stop in the epoch in which ``--patience`` epochs in a row have reached the target."""
     if waits_for_ever(trial) and ends_without_stopping(trial):
         return broken("not all ranks leave the loop after the same epoch: " + "; ".join(parting(trial)))
-    if trial.state != "finished":
+    if trial.outcome.state != "finished":
         return unseen("the run did not finish")
-    if "patience" not in trial.flags:
+    if "patience" not in trial.run.flags:
         return Verdict(True, "stopping early was not judged: the script does not know --target-accuracy or --patience")
     counts = [len(rank.steps) for rank in trial.evidence.ranks]
     if not all(counts):
         return unseen("not every rank trained")
-    target, patience = float(trial.flags["target_accuracy"]), int(trial.flags["patience"])
+    target, patience = float(trial.run.flags["target_accuracy"]), int(trial.run.flags["patience"])
     epochs, rows = trial.evidence.settings["epochs"], trial.artifacts.metrics
     if target > 0 and not rows and len(set(counts)) == 1:
         return without(trial, "metrics.csv")
@@ -144,7 +144,7 @@ def stops_together(trial):
 def steps_an_epoch(trial):
     """Return how many steps a rank takes in an epoch: seen in a run that was not to stop, or counted out."""
     evidence, free = trial.evidence, trial.reference
-    if free is not None and free.state == "finished" and free.evidence.settings == evidence.settings:
+    if free is not None and free.outcome.state == "finished" and free.evidence.settings == evidence.settings:
         return len(free.evidence.ranks[0].steps) / evidence.settings["epochs"]
     return len(evidence.data.train) / evidence.world_size / evidence.settings["batch_size"]
 
@@ -165,14 +165,14 @@ def states_the_effective_batch(trial):
 
 def prepares_once(trial):
     """One rank of a machine writes the dataset, and the others wait until it is whole."""
-    folder = str(trial.data_dir)
+    folder = str(trial.run.data_dir)
     written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in trial.evidence.ranks]
     writing = [rank for rank, files in enumerate(written) if files]
     if len(writing) > 1:
         return broken(
             f"ranks {listed(writing)} all prepare the dataset, at the same time", written[writing[1]][0]["line"]
         )
-    if trial.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks):
-        why = trial.failure.strip().splitlines() or [""]
-        return broken(f"with no prepared data and rank 0 slow, the run ends: {why[-1][:160] or trial.state}")
+    if trial.outcome.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks):
+        why = trial.outcome.failure.strip().splitlines() or [""]
+        return broken(f"with no prepared data and rank 0 slow, the run ends: {why[-1][:160] or trial.outcome.state}")
     return HOLDS if writing else unseen("no rank prepared the dataset")

@@ -16,7 +16,7 @@ SLOW_S = 0.04
 
 def profiled(trial):
     """Return ``step_ms`` of the record as three numbers, or the ``Verdict`` that says what is missing."""
-    if trial.state != "finished":
+    if trial.outcome.state != "finished":
         return unseen("the run did not finish")
     told = trial.artifacts.summary.get("step_ms")
     parts = ("computing", "waiting", "communicating")
@@ -90,7 +90,7 @@ def measures_communication(trial):
 def counts_the_cost(trial):
     """``device_seconds`` is the training time of all devices together."""
     rows = trial.artifacts.metrics
-    if trial.state != "finished" or not rows:
+    if trial.outcome.state != "finished" or not rows:
         return unseen("the run did not finish")
     told, one = trial.artifacts.summary.get("device_seconds"), number(rows[-1].get("time_s"))
     wanted = trial.evidence.world_size * one
@@ -130,7 +130,7 @@ def times_training(trial):
     least, most = last - first, min(later) - max(earlier)
     if told < least - 0.02:
         return broken(f"epoch 2 took at least {least:.2f} s; the record says {told:.2f} s")
-    slow = trial.delays.get("evaluation:0", 0.0)
+    slow = trial.run.delays.get("evaluation:0", 0.0)
     if told > most - slow + 0.05:
         return broken(
             f"the training of epoch 2 took at most {most - slow:.2f} s; the record says {told:.2f} s, with validation"

@@ -13,9 +13,9 @@ def is_the_same_unwatched(trial):
     The recorder changes no result, so a script that does another thing when it finds itself watched is found out.
     """
     watched = trial.reference
-    if trial.state == "hung" and watched is not None and watched.state == "finished":
+    if trial.outcome.state == "hung" and watched is not None and watched.outcome.state == "finished":
         return broken("the run that was watched ends; the same run, not watched, does not")
-    if trial.state != "finished" or watched is None or watched.state != "finished":
+    if trial.outcome.state != "finished" or watched is None or watched.outcome.state != "finished":
         return unseen("there are no two runs to compare")
     if not any(rank.steps for rank in watched.evidence.ranks):
         return unseen("no rank trained")

@@ -18,7 +18,8 @@ def saved_weights(trial):
     """Return the ``Weights`` in ``model.pt``, or the ``Verdict`` that says why they cannot be had."""
     found = trial.artifacts.weights
     if found is None:
-        return unseen("the run did not finish") if trial.state != "finished" else broken("the run left no model.pt")
+        has_finished = trial.outcome.state == "finished"
+        return broken("the run left no model.pt") if has_finished else unseen("the run did not finish")
     return broken(found) if isinstance(found, str) else found
 
 
@@ -91,7 +92,7 @@ def reported_accuracy(trial, truth):
     rows = trial.artifacts.metrics
     if rows and "val_accuracy" in rows[-1]:
         return number(rows[-1]["val_accuracy"])
-    texts = [text[-MOST_TEXT:] for text in (*trial.artifacts.texts.values(), trial.logs[0])]
+    texts = [text[-MOST_TEXT:] for text in (*trial.artifacts.texts.values(), trial.outcome.logs[0])]
     found = [float(one) for text in texts for one in re.findall(r"\d{1,3}\.\d{1,17}", text)]
     candidates = [one for value in found for one in (value, value / 100) if 0 <= one <= 1]
     near = min(candidates, key=lambda one: abs(one - truth), default=None)

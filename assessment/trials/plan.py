@@ -46,20 +46,21 @@ class Trials:
     def _attempt(self, plan):
         stage, reference = self.stage, self.done.get(plan.reference)
         flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in self.unknown}
-        cold = {"dataset": f"folder:{stage.images}", "data_dir": self.folder / "cold"}
+        dataset, data_dir = stage.data.name, stage.prepared
         if plan.is_cold:
-            cold["data_dir"].mkdir(exist_ok=True)
-            self.server.open_to_ranks(cold["data_dir"])
-        return trials.attempt(
-            self.server,
-            self.script,
-            stage.data,
-            self.folder,
+            dataset, data_dir = f"folder:{stage.images}", self.folder / "cold"
+            data_dir.mkdir(exist_ok=True)
+            self.server.open_to_ranks(data_dir)
+        run = trials.Run(
+            script=self.script,
             processes=plan.processes,
             settings=plan.settings,
             flags={name: value(reference) if callable(value) else value for name, value in flags.items()},
+            data=stage.data,
+            dataset=dataset,
+            data_dir=data_dir,
             delays=plan.delays,
             apart=self.apart,
             is_watched=plan.is_watched,
-            **(cold if plan.is_cold else {"dataset": stage.data.name, "data_dir": stage.prepared}),
         )
+        return trials.attempt(self.server, run, self.folder)

@@ -12,6 +12,7 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 
+from assessment.recorder import install
 from utils.launch.tether import PR_SET_PDEATHSIG, send_output_to
 
 PR_SET_DUMPABLE = 4
@@ -34,7 +35,7 @@ def become_rank(argv, env, log, parent):
     code = 1
     try:
         if "LOCKSTEP_EVIDENCE" in env:
-            record()
+            install()
         with tokenize.open(argv[0]) as script:
             script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
         runpy.run_path(argv[0], run_name="__main__")
@@ -62,15 +63,6 @@ def belong_to(parent):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # a rank is a process like any other
     if os.getppid() != parent:
         os._exit(1)
-
-
-def record():
-    """Set the recorder to work in this process."""
-    from assessment.recorder import events, training, world
-
-    own = events.Recorder()
-    training.watch(own)
-    world.watch(own)
 
 
 def tell(error, script):

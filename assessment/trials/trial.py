@@ -12,11 +12,12 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assessment.starters.make import ROOT
 from assessment.trials.artifacts import Artifacts
+from assessment.trials.data import TrialData
 from assessment.trials.evidence import Evidence, Rank
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 
@@ -28,58 +29,63 @@ CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
 CALM_ENVIRONMENT = {"TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-@dataclass
-class Trial:
-    """One run of a script: its evidence, how it ended, and what it left: all that a law judges by."""
+@dataclass(frozen=True)
+class Run:
+    """What is run: a script as so many ranks, with which arguments, on what data, and how it is disturbed.
+
+    ``settings`` and ``flags`` become its arguments: by name, without dashes; a value of None makes a switch.
+    ``apart`` gives every rank a folder of its own for its record. Without being watched it leaves no evidence.
+    """
 
     script: Path
-    evidence: Evidence
-    artifacts: Artifacts  # what it left in ``run_dir``
-    run_dir: Path
-    data_dir: Path
+    processes: int
+    settings: dict
     flags: dict
-    delays: dict
+    data: TrialData  # in which the images of its evidence are found
+    dataset: str  # what the script is told that it trains on ...
+    data_dir: Path  # ... and where
+    delays: dict = field(default_factory=dict)
+    apart: bool = False
+    is_watched: bool = True  # by the recorder
+
+    def argv(self, run_dir):
+        """Return the script and its arguments."""
+        argv = [self.script.absolute(), "--dataset", self.dataset, "--data-dir", self.data_dir, "--run-dir", run_dir]
+        for name, value in (self.settings | self.flags).items():
+            argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
+        return argv
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
     state: str  # finished, failed or hung
     exits: dict  # the exit code of each rank that ended by itself
     failure: str  # the first failing rank's own output
     logs: list  # what each rank printed
     stacks: list  # where each rank stood when the run hung
-    seconds: float
-    is_watched: bool = True  # by the recorder
+
+
+@dataclass
+class Trial:
+    """One run of a script: its evidence, how it ended, and what it left: all that a law judges by."""
+
+    run: Run
+    outcome: Outcome
+    evidence: Evidence
+    artifacts: Artifacts
     reference: "Trial | None" = None  # the run that this one is compared with
     undivided: tuple | None = None  # a run of many processes, and one of one process with the same global batches
 
 
-def attempt(
-    server,
-    script,
-    data,
-    folder,
-    *,
-    processes,
-    settings,
-    flags,
-    dataset,
-    data_dir,
-    delays=None,
-    apart=False,
-    is_watched=True,
-):
-    """Run ``script`` as ``processes`` ranks that ``server`` forks off, and return the ``Trial``.
-
-    ``data`` is what the images in its evidence are found in; the script gets ``dataset`` in ``data_dir``.
-    ``settings`` and ``flags`` become its arguments: by name, without dashes; a value of None makes a switch.
-    ``apart`` gives every rank a folder of its own for its record. Without being ``watched`` it leaves no evidence.
-    """
-    began = time.monotonic()
+def attempt(server, run, folder):
+    """Let ``server`` fork off the ranks of ``run``, with what they leave in ``folder``, and return the ``Trial``."""
     evidence = trial_folder(server, folder)
-    run_dir = evidence / ("run-0" if apart else "run")
-    own_folder = evidence / "run-{rank}" if apart else run_dir
-    argv = [Path(script).absolute(), "--dataset", dataset, "--data-dir", data_dir, "--run-dir", own_folder]
-    for name, value in (settings | flags).items():
-        argv += [f"--{name.replace('_', '-')}", *([] if value is None else [value])]
-    env = CALM_ENVIRONMENT | (_beside(evidence, [data_dir, run_dir], delays) if is_watched else {})
-    ranks = ForkedRanks(server, argv, processes, env, evidence)
+    run_dir = evidence / ("run-0" if run.apart else "run")
+    argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
+    beside = _beside(evidence, [run.data_dir, run_dir], run.delays) if run.is_watched else {}
+    ranks = ForkedRanks(server, argv, run.processes, CALM_ENVIRONMENT | beside, evidence)
     try:
         is_over = ranks.wait(LIMIT_S, Stillness(server, evidence))
         if not is_over:
@@ -87,23 +93,14 @@ def attempt(
     finally:
         ranks.kill()
     server.settle(evidence)
-    stacks = [] if is_over else _stacks(evidence, processes)
-    return Trial(
-        Path(script),
-        _evidence(evidence, processes, data, settings),
-        Artifacts(run_dir, data),
-        run_dir,
-        Path(data_dir),
-        flags,
-        delays or {},
-        "failed" if any(ranks.exits.values()) else "finished" if is_over else "hung",
-        ranks.exits,
-        ranks.failure(),
-        [ranks.logs.text(rank) for rank in range(processes)],
-        stacks,
-        time.monotonic() - began,
-        is_watched,
+    outcome = Outcome(
+        state="failed" if any(ranks.exits.values()) else "finished" if is_over else "hung",
+        exits=ranks.exits,
+        failure=ranks.failure(),
+        logs=[ranks.logs.text(rank) for rank in range(run.processes)],
+        stacks=[] if is_over else _stacks(evidence, run.processes),
     )
+    return Trial(run, outcome, _evidence(evidence, run), Artifacts(run_dir, run.data))
 
 
 def trial_folder(server, folder):
@@ -113,14 +110,14 @@ def trial_folder(server, folder):
     return made
 
 
-def _evidence(folder, processes, data, settings):
+def _evidence(folder, run):
     """Read what the recorder wrote; where a script has meddled with it, nothing was seen."""
     try:
         if sum(path.stat().st_size for path in folder.glob("*.jsonl")) < EVIDENCE_BYTES:
-            return Evidence.read(folder, processes, data, settings)
+            return Evidence.read(folder, run.processes, run.data, run.settings)
     except Exception:  # whatever it is, a script that was left alone does not make it
         pass
-    return Evidence([Rank(rank, []) for rank in range(processes)], data, settings)
+    return Evidence([Rank(rank, []) for rank in range(run.processes)], run.data, run.settings)
 
 
 def _beside(evidence, watched, delays):
@@ -165,5 +162,5 @@ def _stacks(evidence, processes):
 
 def unknown_flags(trial):
     """Return the names of flags that a script said it does not know, from what it printed."""
-    said = re.search(r"unrecognized arguments: (.*)|[Nn]o such option:? (\S+)", trial.failure)
+    said = re.search(r"unrecognized arguments: (.*)|[Nn]o such option:? (\S+)", trial.outcome.failure)
     return {name.replace("-", "_") for name in re.findall(r"--([a-z-]+)", said[0])} if said else set()

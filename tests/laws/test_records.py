@@ -33,8 +33,7 @@ def ended(folder, accuracies, flags, reference):
     return SimpleNamespace(
         artifacts=Artifacts(folder, None),
         evidence=evidence,
-        flags=flags,
+        run=SimpleNamespace(flags=flags),
+        outcome=SimpleNamespace(state="finished", exits={0: 0, 1: 0}, logs=["", ""]),
         reference=reference,
-        state="finished",
-        exits={0: 0, 1: 0},
     )

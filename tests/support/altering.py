@@ -114,7 +114,8 @@ def happens(kind, of=1, **values):
     """Return what adds an event to a rank at its last step; texts may name a folder of the trial as {run_dir}."""
 
     def change(trial):
-        told = {name: one.format(**vars(trial)) if isinstance(one, str) else one for name, one in values.items()}
+        places = {"run_dir": trial.artifacts.folder, "data_dir": trial.run.data_dir}
+        told = {name: one.format(**places) if isinstance(one, str) else one for name, one in values.items()}
         one = trial.evidence.ranks[of]
         one.events.append({"event": kind, "time": one.steps[-1].time, "line": 7} | told)
 
@@ -160,7 +161,11 @@ def weights(make):
 
 def ends(state, **values):
     """Return what makes a trial end as ``state``."""
-    return lambda trial: vars(trial).update(state=state, **values)
+
+    def change(trial):
+        trial.outcome = replace(trial.outcome, state=state, **values)
+
+    return change
 
 
 def an_epoch_short(trial):

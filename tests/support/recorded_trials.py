@@ -6,7 +6,7 @@ judged by their records alone (nothing prepared, eight epochs) all sketches and 
 
 import math
 import sys
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from assessment.starters.make import ROOT
 from assessment.trials.artifacts import Artifacts, Weights
 from assessment.trials.data import trial_data
 from assessment.trials.evidence import Evaluation, Evidence, Rank, Step
-from assessment.trials.trial import Trial
+from assessment.trials.trial import Outcome, Run, Trial
 
 # Layers of the network like those that are kept: its first ones, its last one, and one of few numbers a channel.
 LEFT_OUT = ("5.conv2", "5.norm2", "6.", "8.", "9.", "11.conv", "11.norm2", "11.shortcut", "12.")
@@ -36,18 +36,18 @@ PLACES = {sys.prefix: "/environment", sys.base_prefix: "/python", str(ROOT): "/c
 
 def plain(trial, digits):
     """Return ``trial`` as plain values, gradients with ``digits`` (by name) as long as what it left is there."""
-    places = {str(trial.run_dir.parent.parent): "/check", str(trial.script.parent): "/submission"} | PLACES
-    settings, left = trial.evidence.settings, trial.artifacts
-    is_whole = settings["epochs"] <= SHORT and trial.data_dir.name != "cold"
-    text = {"failure": trial.failure, "logs": trial.logs, "stacks": trial.stacks, "texts": left.texts}
-    text |= {name: str(getattr(trial, name)) for name in ("script", "run_dir", "data_dir")}
-    facts = _moved(text, places) | {name: getattr(trial, name) for name in ("flags", "delays", "state", "is_watched")}
-    facts |= {"settings": settings, "exits": sorted(trial.exits.items())}
+    run, outcome, left = trial.run, trial.outcome, trial.artifacts
+    places = {str(left.folder.parent.parent): "/check", str(run.script.parent): "/submission"} | PLACES
+    is_whole = run.settings["epochs"] <= SHORT and run.data_dir.name != "cold"
+    text = {"failure": outcome.failure, "logs": outcome.logs, "stacks": outcome.stacks, "texts": left.texts}
+    text |= {"script": str(run.script), "run_dir": str(left.folder), "data_dir": str(run.data_dir)}
+    facts = _moved(text, places) | {name: getattr(run, name) for name in ("settings", "flags", "delays", "is_watched")}
+    facts |= {"state": outcome.state, "exits": sorted(outcome.exits.items())}
     facts["ranks"] = _ranks(trial.evidence.ranks, is_whole, places, digits)
     facts["undivided"] = trial.undivided and [plain(one, digits) for one in trial.undivided]
     if is_whole:
         facts["weights"] = _weights(left.weights)
-    if is_whole and trial.is_watched:
+    if is_whole and run.is_watched:
         found = left.predictions
         facts["predictions"] = None if found is None else "".join(map(str, found.tolist()))
     return facts
@@ -146,25 +146,43 @@ def _moved(value, places):
     return [_moved(one, places) for one in value] if isinstance(value, list) else value
 
 
+class Recorded(Artifacts):
+    """What a recorded run left; what was not recorded cannot be asked for."""
+
+    @cached_property
+    def weights(self):
+        raise LookupError("the weights were not recorded")
+
+    @cached_property
+    def predictions(self):
+        raise LookupError("the predictions were not recorded")
+
+
 def revived(facts, dataset):
     """Return the ``Trial`` of plain values, to be judged; ``dataset`` names the data that it ran on."""
     data = data_of(dataset)
-    left = Artifacts(None, data)  # without a folder: what was not recorded cannot be asked for
+    left = Recorded(Path(facts["run_dir"]), data)
     vars(left)["texts"] = facts["texts"]
     if "weights" in facts:
         vars(left)["weights"] = _revived_weights(facts["weights"])
     if "predictions" in facts:
         told = facts["predictions"]
         vars(left)["predictions"] = None if told is None else torch.tensor(list(map(int, told)))
-    own = {name: facts[name] for name in ("flags", "delays", "state", "failure", "logs", "stacks", "is_watched")}
+    run = Run(
+        script=Path(facts["script"]),
+        processes=len(facts["ranks"]),
+        data=data,
+        dataset=dataset,
+        data_dir=Path(facts["data_dir"]),
+        **{name: facts[name] for name in ("settings", "flags", "delays", "is_watched")},
+    )
+    told = {name: facts[name] for name in ("state", "failure", "logs", "stacks")}
     return Trial(
+        run=run,
+        outcome=Outcome(exits=dict(facts["exits"]), **told),
         evidence=Evidence([_revived_rank(one) for one in facts["ranks"]], data, facts["settings"]),
         artifacts=left,
-        **{name: Path(facts[name]) for name in ("script", "run_dir", "data_dir")},
-        exits=dict(facts["exits"]),
-        seconds=0.0,
         undivided=facts["undivided"] and tuple(revived(one, dataset) for one in facts["undivided"]),
-        **own,
     )
 
 

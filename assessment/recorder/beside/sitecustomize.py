@@ -26,13 +26,11 @@ class AfterTorch(MetaPathFinder):
             execute(module)
             sys.path.insert(0, COURSE)  # a script's folder may hold a file of the package's name
             try:
-                from assessment.recorder import events, training, world
+                from assessment.recorder import install
+
+                install()
             finally:
                 sys.path.remove(COURSE)
-
-            own = events.Recorder()
-            training.watch(own)
-            world.watch(own)
 
         spec.loader.exec_module = exec_module
         return spec
