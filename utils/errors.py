@@ -19,3 +19,8 @@ def one_line_errors():
         yield
     except UserError as problem:
         sys.exit(str(problem))
+
+
+def first_line(error):
+    """Return the first line of what ``error`` says, or else what it is."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

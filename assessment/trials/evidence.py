@@ -167,24 +167,25 @@ def _step(event, forwards, clipped, data):
         rows += found
         labels += told[0]
         weights += told[1]
+    first, last = (forwards[0], forwards[-1]) if forwards else ({}, {})
     return Step(
-        rows,
-        labels,
-        weights,
-        [len(forward["logits"]) for forward in forwards],
-        forwards[0]["weights"] if forwards else {},
-        event["rates"],
-        event["local"],
-        event["applied"],
-        event["norms"],
-        event["weights_before"],
-        event["weights_after"],
-        clipped,
-        any(forward["in_training"] for forward in forwards) or not forwards,
-        forwards[0]["line"] if forwards else None,
-        event["time"],
-        forwards[0].get("dtype", "") if forwards else "",
-        forwards[-1]["buffers"] if forwards else {},
+        rows=rows,
+        labels=labels,
+        weights=weights,
+        sizes=[len(forward["logits"]) for forward in forwards],
+        seen=first.get("weights", {}),
+        rates=event["rates"],
+        local=event["local"],
+        applied=event["applied"],
+        norms=event["norms"],
+        before=event["weights_before"],
+        after=event["weights_after"],
+        clipped=clipped,
+        in_training_mode=any(forward["in_training"] for forward in forwards) or not forwards,
+        line=first.get("line"),
+        time=event["time"],
+        dtype=first.get("dtype", ""),
+        buffers=last.get("buffers", {}),
     )
 
 

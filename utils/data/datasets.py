@@ -5,9 +5,6 @@ reads the same pages. A batch is fetched in one indexing call, because a Python 
 longer than a training step of a small network.
 """
 
-import hashlib
-import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +13,14 @@ from filelock import FileLock
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from utils.data import digits, sources
+from utils.data.digits import Digits
+from utils.data.folders import Folder
+from utils.data.published import PUBLISHED, Published
 from utils.errors import UserError
 from utils.files import cannot_write, remove_parts, written_whole
 
-DATASETS = ("digits", "digits-rgb", *sources.PUBLISHED)
+DIGITS = ("digits", "digits-rgb")
+DATASETS = (*DIGITS, *PUBLISHED)
 SPLITS = ("train", "test")
 
 
@@ -73,7 +73,8 @@ def prepare(name, root="data"):
     the images of a ``folder:`` have changed). Raises ``UserError`` with one line that names the file
     and what to do.
     """
-    path, fingerprint = _path(name, root), _fingerprint(name)
+    dataset = source(name)
+    path, fingerprint = Path(root) / dataset.file, dataset.fingerprint
     if _is_current(path, fingerprint):
         return path
     try:
@@ -85,7 +86,7 @@ def prepare(name, root="data"):
     try:
         if not _is_current(path, fingerprint):
             remove_parts(path.parent, path.stem)
-            store(name, root, *_read(name, root))
+            store(name, root, *dataset.read(root))
     finally:
         lock.release()
     return path
@@ -93,10 +94,10 @@ def prepare(name, root="data"):
 
 def store(name, root, splits, classes):
     """Write ``splits`` (a name to images uint8 [N, C, H, W] and labels int64 [N]) as the prepared dataset ``name``."""
-    content = {"fingerprint": _fingerprint(name), "classes": classes}
+    content = {"fingerprint": source(name).fingerprint, "classes": classes}
     for split, (images, labels) in splits.items():
         content[split] = {"images": images, "labels": labels}
-    with written_whole(_path(name, root)) as part:
+    with written_whole(Path(root) / source(name).file) as part:
         torch.save(content, part)
 
 
@@ -108,7 +109,7 @@ def load(name, root="data", split="train"):
     """
     if split not in SPLITS:
         raise UserError(f"split {split!r} is unknown; choose one of {', '.join(SPLITS)}")
-    path = _path(name, root)
+    path = Path(root) / source(name).file
     command = f'python -m utils.data "{name}" --data-dir "{root}"'
     if not path.exists():
         raise UserError(f"{name} is not prepared in {Path(root).absolute()}: run {command}")
@@ -119,26 +120,18 @@ def load(name, root="data", split="train"):
     return Images(content[split]["images"], content[split]["labels"], content["classes"])
 
 
-def _path(name, root):
-    """Return where the tensor file of ``name`` belongs; the file of a folder is named by its path."""
-    if name in DATASETS:
-        return Path(root) / f"{name}.pt"
-    if not name.startswith("folder:"):
-        raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(DATASETS)}, folder:PATH")
-    folder = _folder(name)
-    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
-    return Path(root) / f"folder-{re.sub(r'[^A-Za-z0-9_-]', '_', folder.name)}-{digest}.pt"
+def source(name):
+    """Return the dataset ``name``: the ``file`` that it is prepared in, its ``fingerprint``, and ``read(root)``.
 
-
-def _folder(name):
-    return Path(name.removeprefix("folder:")).expanduser().absolute()
-
-
-def _fingerprint(name):
-    """Return what must be the same for a prepared file to be used again."""
-    if name.startswith("digits"):
-        return f"{name} recipe {digits.RECIPE}"
-    return sources.folder_fingerprint(_folder(name)) if name.startswith("folder:") else name
+    A prepared file is used again as long as the fingerprint is the same. Raises ``UserError`` for an unknown name.
+    """
+    if name in DIGITS:
+        return Digits(name)
+    if name in PUBLISHED:
+        return Published(name)
+    if name.startswith("folder:"):
+        return Folder(Path(name.removeprefix("folder:")).expanduser().absolute())
+    raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(DATASETS)}, folder:PATH")
 
 
 def _is_current(path, fingerprint):
@@ -146,10 +139,3 @@ def _is_current(path, fingerprint):
         return torch.load(path, mmap=True, weights_only=True)["fingerprint"] == fingerprint
     except (OSError, EOFError, RuntimeError, KeyError):
         return False
-
-
-def _read(name, root):
-    if name.startswith("digits"):
-        splits = {split: digits.draw(name, split, digits.COUNTS[split], digits.SEEDS[split]) for split in SPLITS}
-        return splits, digits.CLASSES
-    return sources.read_folder(_folder(name)) if name.startswith("folder:") else sources.read_published(name, root)

@@ -10,6 +10,7 @@ sample photos by absolute difference, as MNIST-M does (Ganin et al. 2016). Each 
 part of the photos.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -27,6 +28,25 @@ RECIPE = 1  # a higher number makes every prepared copy be drawn again
 ORIGINALS = {"train": slice(0, 1100), "test": slice(1100, 1450), "reserve": slice(1450, 1797)}
 PHOTO_COLUMNS = {"train": (0, 380), "test": (380, 510), "reserve": (510, 640)}
 GLYPH = 20  # pixels that a digit takes before it is scaled
+
+
+@dataclass(frozen=True)
+class Digits:
+    """An embedded dataset: ``digits`` or ``digits-rgb``."""
+
+    name: str
+
+    @property
+    def file(self):
+        return f"{self.name}.pt"
+
+    @property
+    def fingerprint(self):
+        return f"{self.name} recipe {RECIPE}"
+
+    def read(self, _root):
+        """Return splits (name to uint8 [N, C, H, W] and int64 [N]) and class names."""
+        return {split: draw(self.name, split, count, SEEDS[split]) for split, count in COUNTS.items()}, CLASSES
 
 
 @cache
