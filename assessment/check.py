@@ -18,7 +18,8 @@ from assessment.checklists.examine import examine
 from assessment.checklists.lab import DONE
 from assessment.checklists.report import STRENGTHS, Report
 from assessment.laws.group import survives
-from assessment.starters.make import ROOT, starter_of
+from assessment.starters.make import starter_of
+from assessment.starters.regions import ROOT
 from utils.errors import UserError, one_line_errors
 from utils.notebook import progress
 

@@ -93,6 +93,7 @@ def main():
         # TODO 2 Measure the training time of the epoch, without validation. A GPU works behind the program's back,
         # so read the clock only once the sums have arrived. Then compare --precision float32 with bfloat16: only
         # on a processor with instructions for bfloat16 is it faster. Look up: time.perf_counter
+
         for images, labels in tqdm(loader, f"epoch {epoch}", leave=False, disable=None):
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -105,6 +106,7 @@ def main():
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
         loss_sum, correct, count = sums.tolist()  # waits for the device
         epoch_time = float("nan")
+
         training_time += epoch_time
 
         val_loss, val_accuracy = evaluate(model, test, device)
@@ -112,6 +114,7 @@ def main():
         # TODO 4 Be done once the validation accuracy has reached --target-accuracy in --patience epochs in
         # a row: one good epoch may be luck. Without a target, train all epochs. Look up: nothing, count
         done = False
+
         row = {
             "time_s": training_time,
             "epoch_time_s": epoch_time,
@@ -136,4 +139,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/01_one_device.py, unchanged while this number fits: 4c1cad1104a7
+# From solutions/01_one_device.py, unchanged while this number fits: c028076b9852

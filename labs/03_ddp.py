@@ -84,12 +84,14 @@ def main():
     # Join with the backend of the device and --timeout, so that nobody waits for ever for a rank that died.
     # Look up: torch.cuda.set_device, torch.distributed.init_process_group, datetime.timedelta
     device, backend = devices.choose_device(args.device, args.backend)
+
     bfloat16 = devices.use_bfloat16(args.precision, device)
 
     # TODO 3 Prepare the data once on each machine: local rank 0 does it, the others wait until it has.
     # Otherwise all do the same work, or read what another has half written. A download may take longer than
     # --timeout, so wait in a group with more patience. Look up: torch.distributed.barrier and new_group
     prepare(args.dataset, args.data_dir)
+
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
     if args.train_images:
         train = train.first(args.train_images)
@@ -101,6 +103,7 @@ def main():
     loader = DataLoader(
         train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
     )
+
     if len(loader) == 0:
         raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
 
@@ -112,6 +115,7 @@ def main():
     # gradients; keep `model`, the bare network, for validation and for saving. Then seed each rank
     # differently, for dropout. Look up: torch.nn.parallel.DistributedDataParallel (device_ids on a GPU)
     parallel = model
+
     optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
@@ -125,10 +129,13 @@ def main():
     for epoch in range(1, args.epochs + 1):
         # TODO 5 Tell the sampler which epoch this is: it shuffles by seed + epoch, so without this call
         # every epoch has the same order. Look up: DistributedSampler.set_epoch
+
         parallel.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
+
         start = time.perf_counter()
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None)
+
         for images, labels in steps:
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -145,6 +152,7 @@ def main():
         # that lie on `device`. Look up: torch.distributed.all_reduce, ReduceOp.MAX, torch.cuda.synchronize
         loss_sum, correct, count = sums.tolist()
         epoch_time = time.perf_counter() - start
+
         training_time += epoch_time
 
         val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
@@ -171,6 +179,7 @@ def main():
             f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
             f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
         )
+
         if done:
             break
 
@@ -180,4 +189,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/03_ddp.py, unchanged while this number fits: b6a67c54fdff
+# From solutions/03_ddp.py, unchanged while this number fits: 94f3cd44e382

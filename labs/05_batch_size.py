@@ -89,9 +89,11 @@ def profile(parallel, images, labels, bfloat16, steps):
     # TODO 2 A rank computes as long as its step takes without communication. Nobody ends a step before the slowest
     # has computed: how long does this rank wait? Look up: torch.distributed.all_reduce, ReduceOp.MAX
     own, waiting = milliseconds(communicating=False), 0.0
+
     # TODO 3 What of a step with communication is left, for the slowest rank, when computing and waiting are taken
     # away? It may be less than the messages take: why? Look up: "overlap" in the notes on DistributedDataParallel
     communicating = 0.0
+
     return {"computing": own, "waiting": waiting, "communicating": communicating}
 
 
@@ -212,6 +214,7 @@ def main():
     # TODO 4 What did the training cost? Count the seconds of all devices together, as rent is paid for each of them.
     # Look up: GPU-hours, world_size
     device_seconds = training_time
+
     if rank == 0:
         record.summary["device_seconds"] = device_seconds
         print(f"{world_size} x {training_time:.1f} s of training")
@@ -227,4 +230,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/05_batch_size.py, unchanged while this number fits: c098c58e035d
+# From solutions/05_batch_size.py, unchanged while this number fits: 0e66b7f68fe1

@@ -77,9 +77,11 @@ class NovoGrad(torch.optim.Optimizer):
                 # the old one and 1 - beta2 of this step's. What is it after the first step, with no old one?
                 # Look up: algorithm 1 of Ginsburg et al. 2019, v
                 state["second"] = torch.ones(())
+
                 # TODO 2 Divide the gradient by the root of "second", plus 1e-8 as it may be 0; add decay x weight.
                 # The first moment is beta1 times itself plus this; at first this alone. Look up: algorithm 1, m
                 state["first"] = gradient
+
                 weight.sub_(state["first"], alpha=group["lr"])
 
 
@@ -281,4 +283,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/09_novograd.py, unchanged while this number fits: 0e72ca8d9932
+# From solutions/09_novograd.py, unchanged while this number fits: 8b4b05822383

@@ -1,4 +1,3 @@
-# [solution]
 """Train a network on one device, to a target accuracy.
 
     python solutions/01_one_device.py --dataset fashion-mnist --target-accuracy 0.85
@@ -7,17 +6,6 @@ The story of one run: arguments, device, images, network, then epochs of trainin
 the validation accuracy has been at the target for --patience epochs in a row. The record of the run
 goes to --run-dir.
 """
-# [starter]
-#: """Lab 01: make this script measure what it does, and stop when it is good enough.
-#:
-#:     python labs/01_one_device.py --epochs 2
-#:
-#: It trains as it stands, but it computes slower than it could, does not say how fast it is, judges
-#: itself by a handful of images, and does not know when to stop. Four TODOs put that right; take them in
-#: order, run the script after each, and in the end with --target-accuracy 0.85. The record of the run goes
-#: to --run-dir.
-#: """
-# [end]
 
 import argparse
 import time
@@ -59,7 +47,7 @@ def parse_args():
 @torch.inference_mode()
 def evaluate(model, test, device):
     """Return loss and accuracy of ``model`` over all test images."""
-    # [step 3: exact validation]
+    # step 3: exact validation
     # In evaluation mode BatchNorm uses its running statistics and dropout is off. Sums are divided once,
     # at the end, because the last batch is smaller than the others.
     model.eval()
@@ -70,29 +58,15 @@ def evaluate(model, test, device):
         loss += F.cross_entropy(logits, labels, reduction="sum").item()
         correct += (logits.argmax(dim=1) == labels).sum().item()
     return loss / len(test), correct / len(test)
-    # [starter]
-    #: # TODO 3 Judge by every test image, in batches of 500, with the network in evaluation mode: BatchNorm
-    #: # then uses its running statistics. Sum loss and correct answers, and divide once at the end, since
-    #: # the last batch is smaller. Look up: Module.eval, Tensor.split, cross_entropy's argument reduction
-    #: images, labels = test.images[:100].to(device), test.labels[:100].to(device)
-    #: logits = model(images)
-    #: correct = (logits.argmax(dim=1) == labels).float().mean().item()
-    #: return F.cross_entropy(logits, labels).item(), correct
-    # [end]
 
 
 def main():
     args, defaults = parse_args()
 
     device, _ = devices.choose_device(args.device)
-    # [step 1: precision]
+    # step 1: precision
     # Half the bytes for each number, and on a processor with instructions for it also less time.
     bfloat16 = devices.use_bfloat16(args.precision, device)
-    # [starter]
-    #: # TODO 1 Compute in bfloat16 where that is faster on this device, as --precision asks: the loop below
-    #: # switches with `bfloat16`. Look up: use_bfloat16 in utils/devices.py, torch.autocast
-    #: bfloat16 = False
-    # [end]
 
     prepare(args.dataset, args.data_dir)
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
@@ -119,13 +93,9 @@ def main():
     for epoch in range(1, args.epochs + 1):
         model.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
-        # [step 2: the clock]
+        # step 2: the clock
         start = time.perf_counter()
-        # [starter]
-        #: # TODO 2 Measure the training time of the epoch, without validation. A GPU works behind the program's back,
-        #: # so read the clock only once the sums have arrived. Then compare --precision float32 with bfloat16: only
-        #: # on a processor with instructions for bfloat16 is it faster. Look up: time.perf_counter
-        # [end]
+
         for images, labels in tqdm(loader, f"epoch {epoch}", leave=False, disable=None):
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -137,25 +107,19 @@ def main():
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
         loss_sum, correct, count = sums.tolist()  # waits for the device
-        # [step 2: the clock]
+        # step 2: the clock
         epoch_time = time.perf_counter() - start
-        # [starter]
-        #: epoch_time = float("nan")
-        # [end]
+
         training_time += epoch_time
 
         val_loss, val_accuracy = evaluate(model, test, device)
 
-        # [step 4: early stopping]
+        # step 4: early stopping
         # One epoch at the target may be luck; --patience of them in a row are less so.
         at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
         epochs_at_target = epochs_at_target + 1 if at_target else 0
         done = epochs_at_target == args.patience
-        # [starter]
-        #: # TODO 4 Be done once the validation accuracy has reached --target-accuracy in --patience epochs in
-        #: # a row: one good epoch may be luck. Without a target, train all epochs. Look up: nothing, count
-        #: done = False
-        # [end]
+
         row = {
             "time_s": training_time,
             "epoch_time_s": epoch_time,

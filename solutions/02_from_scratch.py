@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, with nothing but send and receive between them.
 
     torchrun --standalone --nproc-per-node 2 solutions/02_from_scratch.py --target-accuracy 0.85
@@ -7,17 +6,6 @@ Every process computes the gradient of its share of each global batch; a ring al
 gradients up, weighted by the shares; all take the same step. --worker-load 1,0.5 gives the second process
 half as many images as the first. The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 02: make the processes of this script train one network together, with send and receive alone.
-#:
-#:     torchrun --standalone --nproc-per-node 1 labs/02_from_scratch.py --epochs 2
-#:
-#: It works as it stands, on one process. On two (--nproc-per-node 2) each would train a network of its own on
-#: all images. Six TODOs make them one; take them by number, and run the script on two processes after each.
-#: When all are done, --worker-load 1,0.5 gives the second process half as many images as the first. The
-#: record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -76,24 +64,18 @@ def read_loads(text, world_size):
 
 def divide(global_batch, loads):
     """Return how many of ``global_batch`` images each rank takes: whole numbers in proportion to ``loads``."""
-    # [step 1: divide the batch]
+    # step 1: divide the batch
     # Rounded down, the shares lack a few images: the first ranks take one more each, unless they are left out.
     shares = [int(global_batch * load / sum(loads)) for load in loads]
     working = [rank for rank, load in enumerate(loads) if load > 0]
     for rank in working[: global_batch - sum(shares)]:
         shares[rank] += 1
     return shares
-    # [starter]
-    #: # TODO 1 Divide the batch in proportion to the loads. Shares are whole numbers that add up to the batch:
-    #: # round down, then give the first ranks one image more each until none is left over. A rank with load 0
-    #: # takes none. Look up: int, sum, section 6 of the notebook
-    #: return [global_batch] * len(loads)
-    # [end]
 
 
+# step 4: ring all-reduce
 def ring_all_reduce(flat, rank, world_size):
     """Replace the 1-d tensor ``flat`` by the sum over all ranks, on every rank."""
-    # [step 4: ring all-reduce]
     chunks = flat.tensor_split(world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
 
@@ -111,17 +93,11 @@ def ring_all_reduce(flat, rank, world_size):
         target += arrived
     for step in range(world_size - 1):  # all-gather: the finished chunks go round once more
         pass_on(chunks[(rank - step + 1) % world_size], chunks[(rank - step) % world_size])
-    # [starter]
-    #: # TODO 4 Cut flat into a chunk a rank. In each of world_size - 1 steps send one chunk to the right, and add the
-    #: # one that comes from the left to yours: every rank ends with one finished chunk. In as many steps pass those on.
-    #: # The notebook's figure shows which when. Chunks are views: change them in place.
-    #: # Look up: Tensor.tensor_split, torch.distributed.batch_isend_irecv, P2POp
-    # [end]
 
 
 def average_gradients(model, own, total, rank, world_size):
     """Give every parameter the gradient of the mean loss over ``total`` images, ``own`` of which are this rank's."""
-    # [step 5: weigh and average the gradients]
+    # step 5: weigh and average the gradients
     # Each rank's gradient is the mean over its own images, so it counts in proportion to how many those are.
     # One flat tensor, because every message costs time of its own, however short.
     parameters = list(model.parameters())
@@ -130,17 +106,12 @@ def average_gradients(model, own, total, rank, world_size):
     ring_all_reduce(flat, rank, world_size)
     for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
-    # [starter]
-    #: # TODO 5 Put all gradients behind each other in one flat tensor, times own / total; add them up over the ranks
-    #: # with your ring, and give each parameter its part. Why own / total, not 1 / world_size? Where a rank has no
-    #: # images, its gradients are None: they count as zero. Look up: torch.cat, Tensor.split, Tensor.view_as
-    # [end]
 
 
 @torch.no_grad()
 def combine_statistics(model, own, total):
     """Give all ranks one running mean and variance for every BatchNorm, put together from those of the ranks."""
-    # [step 6: BatchNorm's running statistics]
+    # step 6: BatchNorm's running statistics
     # A mean of variances is too small: it leaves out how far the ranks' means lie apart. (Running means have averaged
     # part of that away already: the combined mean is exact, the variance only close where shares are large.)
     for layer in model.modules():
@@ -151,11 +122,6 @@ def combine_statistics(model, own, total):
             dist.all_reduce(variance)
             layer.running_mean.copy_(mean)
             layer.running_var.copy_(variance)
-    # [starter]
-    #: # TODO 6 BatchNorm on each rank has seen other images. With f = own / total of each rank, give every layer on
-    #: # all ranks mean = sum of f mean_r and variance = sum of f (variance_r + (mean_r - mean)^2), in running_mean and
-    #: # running_var. Why is the mean of the variances too small? Look up: Module.modules, torch.distributed.all_reduce
-    # [end]
 
 
 @torch.inference_mode()
@@ -212,14 +178,11 @@ def main():
     torch.manual_seed(args.seed + rank)  # every rank draws other weights, other dropout
     channels, classes = train.images.shape[1], len(train.classes)
     model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout).to(device)
-    # [step 3: the same start]
+    # step 3: the same start
     # The ranks will take the same steps; they stay together only if they also start together.
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
-    # [starter]
-    #: # TODO 3 Every rank has drawn weights of its own. Send those of rank 0 to all, and the buffers too.
-    #: # Look up: torch.distributed.broadcast, Module.parameters, Module.buffers, Tensor.detach
-    # [end]
+
     optimizer = torch.optim.SGD(model.parameters(), lr=args.base_lr, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
@@ -228,14 +191,10 @@ def main():
         run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
         record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=args.global_batch_size)
 
-    # [step 2: my part of the batch]
+    # step 2: my part of the batch
     start = sum(shares[:rank])
     mine = slice(start, start + shares[rank])
-    # [starter]
-    #: # TODO 2 Say which part of each global batch is yours: the images of the ranks before you come first.
-    #: # Look up: slice, the list `shares` above
-    #: mine = slice(0, args.global_batch_size)
-    # [end]
+
     training_time, epochs_at_target = 0.0, 0
     for epoch in range(1, args.epochs + 1):
         model.train()

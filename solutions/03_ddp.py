@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes with DistributedDataParallel, to a target accuracy.
 
     torchrun --standalone --nproc-per-node 2 solutions/03_ddp.py --dataset fashion-mnist --target-accuracy 0.85
@@ -7,17 +6,6 @@ Every process runs this file from top to bottom, and torchrun tells each its ran
 the steps that one process would take with a batch as many times larger. The ten steps that make the
 difference to one device are marked. The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 03: make this script train on many processes with DistributedDataParallel.
-#:
-#:     torchrun --standalone --nproc-per-node 1 labs/03_ddp.py --epochs 2
-#:
-#: It works as it stands, on one process. Ten TODOs lead to a script that trains on as many processes as
-#: torchrun starts, in the steps that one process would take with as large a batch. Take them by number,
-#: not by position, and run the script after each: on two processes (--nproc-per-node 2) once TODO 7 is
-#: written, and with --target-accuracy 0.85 once all are. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -66,7 +54,7 @@ def parse_args():
 @torch.inference_mode()
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
-    # [step 9: exact validation]
+    # step 9: exact validation
     # Each rank takes every world_size-th image: none is counted twice, whatever the number divides by.
     # Sums are reduced and divided once at the end; a mean of means would weigh unequal shares alike.
     # Running statistics differ from rank to rank, so all judge with those of rank 0, the ones it saves.
@@ -84,41 +72,19 @@ def evaluate(model, test, device, rank, world_size):
     dist.all_reduce(sums)
     loss, correct, count = sums.tolist()
     return loss / count, correct / count
-    # [starter]
-    #: # TODO 9 Validate exactly, all ranks together: each takes every world_size-th image; loss, correct answers
-    #: # and images are summed over the ranks and divided once, as a mean of means is wrong for unequal shares. The
-    #: # running statistics of BatchNorm differ by now, so first give all ranks those of rank 0, which are saved.
-    #: # Look up: torch.distributed.all_reduce, torch.distributed.broadcast, Module.buffers
-    #: model.eval()
-    #: sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
-    #: for images, labels in zip(test.images.split(500), test.labels.split(500), strict=True):
-    #:     images, labels = images.to(device), labels.to(device)
-    #:     logits = model(images)
-    #:     loss = F.cross_entropy(logits, labels, reduction="sum")
-    #:     correct = (logits.argmax(dim=1) == labels).sum()
-    #:     sums += torch.stack([loss.double(), correct, correct.new_tensor(len(labels))])
-    #: loss, correct, count = sums.tolist()
-    #: return loss / count, correct / count
-    # [end]
 
 
 def main():
     args, defaults = parse_args()
 
-    # [step 1: which rank this is]
+    # step 1: which rank this is
     # torchrun starts this file once for each rank and puts the numbers into the environment.
     if "RANK" not in os.environ:
         raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    # [starter]
-    #: # TODO 1 Learn who this process is. torchrun starts this file once for each rank and puts RANK,
-    #: # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment, as text: read the four numbers.
-    #: # Look up: os.environ, int, "Environment Variables" in the documentation of torchrun
-    #: rank, local_rank, world_size, local_world_size = 0, 0, 1, 1
-    # [end]
 
-    # [step 2: this process's device, then the group]
+    # step 2: this process's device, then the group
     # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
     device, backend = devices.choose_device(
         args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
@@ -131,46 +97,27 @@ def main():
         timeout=timedelta(seconds=args.timeout),
         device_id=device if backend == "nccl" else None,
     )
-    # [starter]
-    #: # TODO 2 Take a device of your own, then join the group. On a machine with several GPUs each process uses
-    #: # the one of its local rank: hand both local numbers to choose_device, and make the GPU the current one.
-    #: # Join with the backend of the device and --timeout, so that nobody waits for ever for a rank that died.
-    #: # Look up: torch.cuda.set_device, torch.distributed.init_process_group, datetime.timedelta
-    #: device, backend = devices.choose_device(args.device, args.backend)
-    # [end]
+
     bfloat16 = devices.use_bfloat16(args.precision, device)
 
-    # [step 3: prepare once per node]
+    # step 3: prepare once per node
     # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
     # in a group of their own, because a download may take longer than --timeout.
     patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
     if local_rank == 0:
         prepare(args.dataset, args.data_dir)
     dist.barrier(patient)
-    # [starter]
-    #: # TODO 3 Prepare the data once on each machine: local rank 0 does it, the others wait until it has.
-    #: # Otherwise all do the same work, or read what another has half written. A download may take longer than
-    #: # --timeout, so wait in a group with more patience. Look up: torch.distributed.barrier and new_group
-    #: prepare(args.dataset, args.data_dir)
-    # [end]
+
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
     if args.train_images:
         train = train.first(args.train_images)
 
-    # [step 4: sampler]
+    # step 4: sampler
     # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
     # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.
     sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
-    # [starter]
-    #: # TODO 4 Give each rank its share: all ranks shuffle alike, rank r takes every world_size-th image from r
-    #: # on. The sampler replaces the loader's shuffle and generator. Let both drop the remainder, so that no image
-    #: # is repeated. Look up: torch.utils.data.distributed.DistributedSampler, the argument sampler of DataLoader
-    #: shuffling = torch.Generator().manual_seed(args.seed)
-    #: loader = DataLoader(
-    #:     train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
-    #: )
-    # [end]
+
     if len(loader) == 0:
         raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
 
@@ -178,53 +125,35 @@ def main():
     channels, classes = train.images.shape[1], len(train.classes)
     model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout).to(device)
 
-    # [step 6: wrap]
+    # step 6: wrap
     # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
     parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
-    # [starter]
-    #: # TODO 6 Wrap the network, so that all ranks start with the same weights and backward averages their
-    #: # gradients; keep `model`, the bare network, for validation and for saving. Then seed each rank
-    #: # differently, for dropout. Look up: torch.nn.parallel.DistributedDataParallel (device_ids on a GPU)
-    #: parallel = model
-    # [end]
+
     optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
-    # [step 7: only rank 0 prints and writes]
+    # step 7: only rank 0 prints and writes
     record = None
     if rank == 0:
         run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
         effective_batch = world_size * args.batch_size
         record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
-    # [starter]
-    #: # TODO 7 Let only rank 0 make the record (None on the others), write and print, here and after each epoch,
-    #: # and show the bar: two processes that write one file damage it. The effective batch is that of all ranks
-    #: # together. All ranks still call runs.finish. Look up: the argument disable of tqdm
-    #: run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
-    #: record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=args.batch_size)
-    # [end]
 
     training_time, epochs_at_target = 0.0, 0
     for epoch in range(1, args.epochs + 1):
-        # [step 5: another order each epoch]
+        # step 5: another order each epoch
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
-        # [starter]
-        #: # TODO 5 Tell the sampler which epoch this is: it shuffles by seed + epoch, so without this call
-        #: # every epoch has the same order. Look up: DistributedSampler.set_epoch
-        # [end]
+
         parallel.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
-        # [step 8: the slowest rank's time, all ranks' images]
+        # step 8: the slowest rank's time, all ranks' images
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
-        # [starter]
-        # [end]
+
         start = time.perf_counter()
-        # [step 7: only rank 0 prints and writes]
+        # step 7: only rank 0 prints and writes
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
-        # [starter]
-        #: steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None)
-        # [end]
+
         for images, labels in steps:
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
@@ -236,7 +165,7 @@ def main():
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 
-        # [step 8: the slowest rank's time, all ranks' images]
+        # step 8: the slowest rank's time, all ranks' images
         if device.type == "cuda":
             torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
         seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
@@ -244,31 +173,17 @@ def main():
         dist.all_reduce(sums)
         epoch_time = seconds.item()
         loss_sum, correct, count = sums.tolist()
-        # [starter]
-        #: # TODO 8 Count for all ranks: the epoch takes as long as its slowest rank; loss, correct answers and images
-        #: # are sums. Read the clock before you reduce anything, on a GPU once it has done its work, and reduce tensors
-        #: # that lie on `device`. Look up: torch.distributed.all_reduce, ReduceOp.MAX, torch.cuda.synchronize
-        #: loss_sum, correct, count = sums.tolist()
-        #: epoch_time = time.perf_counter() - start
-        # [end]
+
         training_time += epoch_time
 
         val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
 
-        # [step 10: early stopping that all ranks agree on]
+        # step 10: early stopping that all ranks agree on
         # Every rank holds the reduced accuracy, so every rank decides alike. Were it each one's own, one
         # would leave the loop while the others wait for it in their next all-reduce.
         at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
         epochs_at_target = epochs_at_target + 1 if at_target else 0
         done = epochs_at_target == args.patience
-        # [starter]
-        #: # TODO 10 Make sure that all ranks stop in the same epoch: one that leaves the loop alone lets the
-        #: # others wait for it. Which number must be the same on all ranks for that? After TODO 9 it is: say
-        #: # why, then replace this comment by the reason. Look up: your own evaluate()
-        #: at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
-        #: epochs_at_target = epochs_at_target + 1 if at_target else 0
-        #: done = epochs_at_target == args.patience
-        # [end]
 
         row = {
             "time_s": training_time,
@@ -280,20 +195,14 @@ def main():
             "val_loss": val_loss,
             "val_accuracy": val_accuracy,
         }
-        # [step 7: only rank 0 prints and writes]
+        # step 7: only rank 0 prints and writes
         if rank == 0:
             record.epoch(model, target_reached=done, **row)
             print(
                 f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
                 f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
             )
-        # [starter]
-        #: record.epoch(model, target_reached=done, **row)
-        #: print(
-        #:     f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
-        #:     f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
-        #: )
-        # [end]
+
         if done:
             break
 

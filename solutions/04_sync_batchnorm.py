@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, with BatchNorm over the images of all of them.
 
     torchrun --standalone --nproc-per-node 2 solutions/04_sync_batchnorm.py --batch-size 2 --sync-batchnorm
@@ -7,16 +6,6 @@ This is the script of chapter 03, and a BatchNorm that adds up its sums over the
 With few images a process, the statistics of the own share are noisy; those of the whole batch are less so.
 The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 04: make BatchNorm see the images of all processes.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/04_sync_batchnorm.py --batch-size 2 --epochs 2
-#:
-#: This is the finished script of chapter 03. Four TODOs give it a BatchNorm that takes its statistics over all
-#: ranks, with two collectives a layer: one in forward, one in backward. Take them by number; from TODO 4 on,
-#: run the script with and without --sync-batchnorm. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -64,10 +53,10 @@ def parse_args():
     return parser.parse_args(), vars(parser.parse_args([]))
 
 
+# step 1: a sum that knows its gradient
 class SumOverRanks(torch.autograd.Function):
     """Add a tensor up over all ranks, in a way that autograd can go back through."""
 
-    # [step 1: a sum that knows its gradient]
     # Every rank's loss depends on the sum, and so on this rank's part of it: its gradient is the sum of theirs.
     @staticmethod
     def forward(ctx, tensor):
@@ -81,19 +70,6 @@ class SumOverRanks(torch.autograd.Function):
         dist.all_reduce(total)
         return total
 
-    # [starter]
-    #: # TODO 1 Return the sum of the tensor over all ranks, and leave the tensor itself as it is. Then go back: if all
-    #: # ranks' losses depend on a sum, what is the gradient of one of its terms? One collective each way.
-    #: # Look up: torch.distributed.all_reduce, Tensor.clone, "Extending torch.autograd" in PyTorch's documentation
-    #: @staticmethod
-    #: def forward(ctx, tensor):
-    #:     return tensor.clone()
-    #:
-    #: @staticmethod
-    #: def backward(ctx, gradient):
-    #:     return gradient
-    # [end]
-
 
 class SyncBatchNorm(nn.BatchNorm2d):
     """Normalise each channel of images [N, C, H, W] by mean and variance over all ranks' images."""
@@ -101,7 +77,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
     def forward(self, inputs):
         if not self.training:
             return super().forward(inputs)
-        # [step 2: statistics of all ranks]
+        # step 2: statistics of all ranks
         # Sums and the number of values travel together in one message, so that shares may differ in size.
         pixels = inputs.float()
         count = pixels.new_tensor([pixels.numel() / self.num_features])
@@ -109,24 +85,13 @@ class SyncBatchNorm(nn.BatchNorm2d):
         sum_of_values, sum_of_squares, count = SumOverRanks.apply(sums).split([self.num_features] * 2 + [1])
         mean = sum_of_values / count
         variance = (sum_of_squares / count - mean.square()).clamp(min=0)  # rounding may leave less than nothing
-        # [starter]
-        #: # TODO 2 Compute mean and variance [C] over all ranks: add up the values, their squares and their number, in
-        #: # one tensor with SumOverRanks.apply. Why not the mean of the ranks' variances? Compute in float32, even if
-        #: # the inputs are bfloat16. Look up: torch.cat, Tensor.split, Tensor.square
-        #: pixels = inputs.float()
-        #: mean, variance = pixels.mean((0, 2, 3)), pixels.var((0, 2, 3), unbiased=False)
-        #: count = pixels.numel() / self.num_features
-        # [end]
-        # [step 3: running statistics]
+
+        # step 3: running statistics
         with torch.no_grad():  # evaluation uses them; the variance is the unbiased one, over all ranks' values
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
             self.num_batches_tracked += 1
-        # [starter]
-        #: # TODO 3 Evaluation needs running statistics: move running_mean and running_var towards the batch's, by the
-        #: # factor `momentum`. The variance is the unbiased one: divide by count - 1 instead of count. Which count?
-        #: # Look up: Tensor.lerp_, torch.no_grad, the formulas in the documentation of BatchNorm2d
-        # [end]
+
         scale = self.weight * torch.rsqrt(variance + self.eps)
         shift = self.bias - mean * scale
         return (pixels * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(inputs.dtype)
@@ -208,13 +173,10 @@ def main():
     torch.manual_seed(args.seed)
     channels, classes = train.images.shape[1], len(train.classes)
     model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout)
-    # [step 4: use it]
+    # step 4: use it
     if args.sync_batchnorm:
         synchronise(model)  # before the optimizer and the wrapper take hold of the parameters
-    # [starter]
-    #: # TODO 4 With --sync-batchnorm, give the network the layers that you have written. Where must this happen:
-    #: # before or after the network is wrapped, and why? Look up: your synchronise(), the arguments of the optimizer
-    # [end]
+
     model.to(device)
 
     # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.

@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, and say what it costs and where the time goes.
 
     torchrun --standalone --nproc-per-node 2 solutions/05_batch_size.py --model resnet18 --width 0.25 \\
@@ -7,16 +6,6 @@
 This is the script of chapter 04, and a profile after training: how long a step computes, waits for the slowest
 rank and communicates. The record of the run, with profile and cost, goes to --run-dir.
 """
-# [starter]
-#: """Lab 05: make this script say what a run costs, and where the time goes.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/05_batch_size.py --epochs 1 --profile-steps 5
-#:
-#: This is the finished script of chapter 04; its SyncBatchNorm comes from utils. Four TODOs divide the time of a
-#: step into computing, waiting and communicating, and add up the devices' time. Run the script after each, on one
-#: process and on two. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -91,7 +80,7 @@ def profile(parallel, images, labels, bfloat16, steps):
     """Return the milliseconds of a forward and backward pass that this rank computes, waits and communicates."""
 
     def milliseconds(communicating):
-        # [step 1: a step with and without communication]
+        # step 1: a step with and without communication
         # Outside no_sync, backward averages the gradients of all ranks; inside it, each rank works for itself.
         for step in range(steps + 1):
             if step == 1:  # the first, untimed, may still send buffers that an earlier step left behind
@@ -104,35 +93,21 @@ def profile(parallel, images, labels, bfloat16, steps):
         if images.device.type == "cuda":
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - start) / steps
-        # [starter]
-        #: # TODO 1 Return the milliseconds that a step takes: forward and backward as in training, no optimizer.
-        #: # Take one step untimed, start all ranks together, take `steps` more, divide. DDP communicates in backward,
-        #: # unless all of a step is inside no_sync. Look up: DistributedDataParallel.no_sync, contextlib.nullcontext
-        #: return 0.0
-        # [end]
 
     parallel.train()
-    # [step 2: computing and waiting]
+    # step 2: computing and waiting
     # Alone each rank takes its own time. Together they take the slowest one's, so the faster ones wait.
     own = milliseconds(communicating=False)
     slowest = torch.tensor(own, dtype=torch.float64, device=images.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     waiting = slowest.item() - own
-    # [starter]
-    #: # TODO 2 A rank computes as long as its step takes without communication. Nobody ends a step before the slowest
-    #: # has computed: how long does this rank wait? Look up: torch.distributed.all_reduce, ReduceOp.MAX
-    #: own, waiting = milliseconds(communicating=False), 0.0
-    # [end]
-    # [step 3: communicating]
+
+    # step 3: communicating
     # What runs while backward still computes costs nothing; this is the part that is left over.
     together = torch.tensor(milliseconds(communicating=True), dtype=torch.float64, device=images.device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
     communicating = max(0.0, together.item() - slowest.item())  # below zero is noise
-    # [starter]
-    #: # TODO 3 What of a step with communication is left, for the slowest rank, when computing and waiting are taken
-    #: # away? It may be less than the messages take: why? Look up: "overlap" in the notes on DistributedDataParallel
-    #: communicating = 0.0
-    # [end]
+
     return {"computing": own, "waiting": waiting, "communicating": communicating}
 
 
@@ -250,14 +225,10 @@ def main():
         if done:
             break
 
-    # [step 4: what it cost]
+    # step 4: what it cost
     # A device that waits is paid for, too. (So are start and validation, which come on top.)
     device_seconds = world_size * training_time
-    # [starter]
-    #: # TODO 4 What did the training cost? Count the seconds of all devices together, as rent is paid for each of them.
-    #: # Look up: GPU-hours, world_size
-    #: device_seconds = training_time
-    # [end]
+
     if rank == 0:
         record.summary["device_seconds"] = device_seconds
         print(f"{world_size} x {training_time:.1f} s of training")

@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, with a learning rate that follows the effective batch.
 
     torchrun --standalone --nproc-per-node 2 solutions/06_learning_rate.py --batch-size 256 --lr-scaling sqrt
@@ -7,15 +6,6 @@ This is the script of chapter 05, and a rule: --base-lr is the rate for --refere
 grows with the factor by which the effective batch is larger, or with its root. The number of processes as such
 changes nothing. The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 06: let the learning rate follow the effective batch.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/06_learning_rate.py --batch-size 256 --epochs 3
-#:
-#: This is the finished script of chapter 05. Two TODOs give it the three rules: none, square root, linear. Run it
-#: after the second with each --lr-scaling and look at the column lr. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -170,21 +160,13 @@ def main():
     parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
     effective_batch = world_size * args.batch_size
-    # [step 1: how much larger]
+    # step 1: how much larger
     # What counts is how many images a step averages over, not how many processes hold them.
     factor = effective_batch / args.reference_batch
-    # [starter]
-    #: # TODO 1 How many times as large as --reference-batch is the effective batch, the images of all processes in
-    #: # one step? Look up: the invariant of chapter 03, section 4
-    #: factor = 1.0
-    # [end]
-    # [step 2: the rule]
+
+    # step 2: the rule
     rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
-    # [starter]
-    #: # TODO 2 Scale the rate by --lr-scaling: none leaves it, linear multiplies it by the factor, sqrt by the
-    #: # factor's root. Look up: "linear scaling rule" in Goyal et al. 2017, section 2.1
-    #: rate = args.base_lr
-    # [end]
+
     optimizer = torch.optim.SGD(parallel.parameters(), lr=rate, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 

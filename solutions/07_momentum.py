@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, with momentum and a rate that decays.
 
     torchrun --standalone --nproc-per-node 2 solutions/07_momentum.py --batch-size 128 --momentum 0.9 --lr-decay 0.01
@@ -6,15 +5,6 @@
 This is the script of chapter 06, with an optimizer that is spelled out: it steps along a velocity, which remembers
 past gradients. With --lr-decay the rate is divided by 1 + decay x step. The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 07: give the optimizer a memory, and let the rate decay.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/07_momentum.py --batch-size 128 --epochs 3
-#:
-#: This is the finished script of chapter 06, with an optimizer that is spelled out. Three TODOs give it momentum and
-#: a rate that decays step by step. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -78,19 +68,13 @@ class SGD(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for weight in (one for one in group["params"] if one.grad is not None):
-                # [step 1: velocity]
+                # step 1: velocity
                 # All ranks hold the same gradient and the same velocity, so nothing of it is ever sent.
                 state = self.state[weight]
                 if "velocity" not in state:
                     state["velocity"] = torch.zeros_like(weight)
                 state["velocity"].mul_(group["momentum"]).add_(weight.grad)
                 weight.sub_(state["velocity"], alpha=group["lr"])
-                # [starter]
-                #: # TODO 1 Keep a velocity for each weight in self.state, zero at first: each step multiplies it by the
-                #: # momentum and adds the gradient; the weight moves against it. Which ranks must exchange velocities?
-                #: # Look up: torch.optim.SGD (the algorithm in its documentation), torch.optim.Optimizer.state
-                #: weight.sub_(weight.grad, alpha=group["lr"])
-                # [end]
 
 
 @torch.inference_mode()
@@ -199,12 +183,9 @@ def main():
     factor = effective_batch / args.reference_batch
     rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
     optimizer = SGD(parallel.parameters(), lr=rate, momentum=args.momentum)
-    # [step 2: a rate that decays]
+    # step 2: a rate that decays
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + args.lr_decay * step))
-    # [starter]
-    #: # TODO 2 Make a schedule that divides the rate by 1 + decay x step. It starts with step 0.
-    #: # Look up: torch.optim.lr_scheduler.LambdaLR
-    # [end]
+
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
     record = None
@@ -228,12 +209,9 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            # [step 3: once a step]
+            # step 3: once a step
             schedule.step()
-            # [starter]
-            #: # TODO 3 Tell the schedule that a step is over: after the optimizer's, once a step, not an epoch.
-            #: # Look up: "How to adjust learning rate" in the documentation of torch.optim
-            # [end]
+
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 

@@ -1,4 +1,3 @@
-# [solution]
 """Train one network on many processes, with a learning rate that warms up.
 
     torchrun --standalone --nproc-per-node 2 solutions/08_warmup.py --batch-size 256 --lr-scaling linear \\
@@ -7,15 +6,6 @@
 This is the script of chapter 07. During the first epochs the rate climbs step by step from the one for the
 reference batch to the full one (Goyal et al. 2017). The record of the run goes to --run-dir.
 """
-# [starter]
-#: """Lab 08: warm the learning rate up.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/08_warmup.py --batch-size 256 --lr-scaling linear --epochs 3
-#:
-#: This is the finished script of chapter 07; momentum is PyTorch's. Two TODOs let the rate climb to its full size;
-#: once they are done, add --warmup-epochs 1.5. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -177,30 +167,18 @@ def main():
     rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
     optimizer = torch.optim.SGD(parallel.parameters(), lr=rate, momentum=args.momentum)
 
-    # [step 1: as far as warm-up has climbed]
     warmup_steps = args.warmup_epochs * len(loader)
 
+    # step 1: as far as warm-up has climbed
     def warmed(step):
         """Return the part of the full rate that a step gets: from 1 / factor on, evenly up to 1."""
         climbed = min(1.0, step / warmup_steps) if warmup_steps else 1.0
         cold = 1 / max(1.0, factor)
         return cold + (1 - cold) * climbed
 
-    # [starter]
-    #: # TODO 1 Return the part of the full rate for a step, counted from 0: 1 / factor at first, 1 from the end of
-    #: # --warmup-epochs on, evenly climbing between. An epoch has len(loader) steps. Without warm-up (0 epochs), or
-    #: # with a factor below 1, it is 1 at once. Look up: section 2.2 of Goyal et al. 2017
-    #: def warmed(step):
-    #:     return 1.0
-    #:
-    # [end]
-    # [step 2: warm-up and decay together]
+    # step 2: warm-up and decay together
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed(step) / (1 + args.lr_decay * step))
-    # [starter]
-    #: # TODO 2 The schedule knows the decay only: multiply it by what warm-up says.
-    #: # Look up: torch.optim.lr_scheduler.LambdaLR
-    #: schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + args.lr_decay * step))
-    # [end]
+
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
     record = None

@@ -1,19 +1,9 @@
-# [solution]
 """Train one network on many processes with very large batches: scaled rate, warm-up, decay, NovoGrad.
 
     torchrun --standalone --nproc-per-node 2 solutions/09_novograd.py --batch-size 512 --optimizer novograd
 
 The script of chapter 08, and an optimizer that divides a layer's gradient by its size (Ginsburg et al. 2019).
 """
-# [starter]
-#: """Lab 09: write NovoGrad.
-#:
-#:     torchrun --standalone --nproc-per-node 2 labs/09_novograd.py --model lenet --batch-size 512 --epochs 3
-#:
-#: This is the finished script of chapter 08. Three TODOs give it an optimizer that divides each layer's gradient by
-#: its size: --optimizer novograd. Then it has all that large batches need. The record of the run goes to --run-dir.
-#: """
-# [end]
 
 import argparse
 import os
@@ -82,24 +72,15 @@ class NovoGrad(torch.optim.Optimizer):
             beta1, beta2 = group["betas"]
             for weight in (one for one in group["params"] if one.grad is not None):
                 state, gradient = self.state[weight], weight.grad
-                # [step 1: the size of a layer's gradient]
+                # step 1: the size of a layer's gradient
                 square = gradient.square().sum()
                 state["second"] = beta2 * state["second"] + (1 - beta2) * square if state else square
-                # [starter]
-                #: # TODO 1 Keep, for each layer, a running mean of its gradient's squared size, one number: beta2 of
-                #: # the old one and 1 - beta2 of this step's. What is it after the first step, with no old one?
-                #: # Look up: algorithm 1 of Ginsburg et al. 2019, v
-                #: state["second"] = torch.ones(())
-                # [end]
-                # [step 2: momentum of directions]
+
+                # step 2: momentum of directions
                 # Weight decay joins after the division: the size of the gradient must not scale it.
                 direction = gradient / (state["second"].sqrt() + 1e-8) + group["weight_decay"] * weight
                 state["first"] = beta1 * state["first"] + direction if "first" in state else direction
-                # [starter]
-                #: # TODO 2 Divide the gradient by the root of "second", plus 1e-8 as it may be 0; add decay x weight.
-                #: # The first moment is beta1 times itself plus this; at first this alone. Look up: algorithm 1, m
-                #: state["first"] = gradient
-                # [end]
+
                 weight.sub_(state["first"], alpha=group["lr"])
 
 
@@ -208,16 +189,11 @@ def main():
     # What counts is how many images a step averages over, not how many processes hold them.
     factor = effective_batch / args.reference_batch
     rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
-    # [step 3: choose]
+    # step 3: choose
     if args.optimizer == "novograd":
         optimizer = NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)
     else:
         optimizer = torch.optim.SGD(parallel.parameters(), rate, args.momentum, weight_decay=args.weight_decay)
-    # [starter]
-    #: # TODO 3 Take NovoGrad where --optimizer asks for it (so far nothing does), betas 0.95 and 0.98, --weight-decay.
-    #: # Look up: your own class
-    #: optimizer = torch.optim.SGD(parallel.parameters(), rate, args.momentum, weight_decay=args.weight_decay)
-    # [end]
 
     warmup_steps = args.warmup_epochs * len(loader)
 

@@ -1,4 +1,3 @@
-# [solution]
 """Train on colour images with many processes and a large batch, to the assignment's target accuracy.
 
     torchrun --standalone --nproc-per-node 2 solutions/assessment.py
@@ -6,17 +5,7 @@
 Defaults are the assignment's (assessment/config.json). What lets a large batch reach the target: the rate
 follows the batch, it warms up, the optimizer has momentum, and the rate goes down towards the end.
 """
-# [starter]
-#: """The assignment: make this script train on many processes, and reach the target accuracy with a large batch.
-#:
-#:     torchrun --standalone --nproc-per-node 1 assessment/train.py --epochs 1
-#:
-#: It works as it stands, on one process. assessment/README.md says what the script that you hand in must do,
-#: and how it is graded. Change whatever you like; the flags below stay, and so does what report() keeps.
-#: """
-# [end]
 
-# [solution]
 import argparse
 import math
 import os
@@ -34,15 +23,6 @@ from torch.utils.data.distributed import DistributedSampler
 if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]  # in that folder this file has the package's name
 
-# [starter]
-#: import argparse
-#: import time
-#:
-#: import torch
-#: from torch.nn import functional as F
-#: from torch.utils.data import DataLoader
-#:
-# [end]
 from assessment import assignment, finish, report
 from utils import devices, models
 from utils.data import load, prepare, whole_batch
@@ -61,13 +41,9 @@ def parse_args():
     add("--batch-size", type=int, default=task.batch_size, help="images a step in each process")
     add("--target-accuracy", type=float, help="stop when validation has reached it ...")
     add("--patience", type=int, default=task.patience, help="... in so many epochs in a row")
-    # [solution]
     add("--base-lr", type=float, default=0.025, help="learning rate for 32 images")
     add("--momentum", type=float, default=0.9)
     add("--warmup-epochs", type=float, default=2.0, help="epochs during which the rate climbs to its full size")
-    # [starter]
-    #: add("--base-lr", type=float, default=0.05, help="learning rate; 0.05 suits 32 images a step")
-    # [end]
     add("--augment", choices=AUGMENTATIONS, default="colour")
     add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
     add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
@@ -76,7 +52,6 @@ def parse_args():
     return parser.parse_args(), task
 
 
-# [solution]
 @torch.inference_mode()
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
@@ -96,26 +71,9 @@ def evaluate(model, test, device, rank, world_size):
     return loss, correct
 
 
-# [starter]
-#: @torch.inference_mode()
-#: def evaluate(model, test, device):
-#:     """Return loss and accuracy of ``model`` over all test images."""
-#:     model.eval()
-#:     sums = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct
-#:     for images, labels in zip(test.images.split(500), test.labels.split(500), strict=True):
-#:         images, labels = images.to(device), labels.to(device)
-#:         logits = model(images)
-#:         loss = F.cross_entropy(logits, labels, reduction="sum")
-#:         sums += torch.stack([loss.double(), (logits.argmax(dim=1) == labels).sum()])
-#:     loss, correct = (sums / len(test)).tolist()
-#:     return loss, correct
-# [end]
-
-
 def main():
     args, task = parse_args()
 
-    # [solution]
     if "RANK" not in os.environ:
         raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -131,29 +89,17 @@ def main():
     if local_rank == 0:
         prepare(args.dataset, args.data_dir)
     dist.barrier(patient)
-    # [starter]
-    #: device, backend = devices.choose_device(args.device)
-    #: prepare(args.dataset, args.data_dir)
-    # [end]
     bfloat16 = devices.use_bfloat16(args.precision, device)
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
 
-    # [solution]
     sampler = DistributedSampler(train, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(train, args.batch_size, sampler=sampler, drop_last=True, collate_fn=whole_batch)
-    # [starter]
-    #: shuffling = torch.Generator().manual_seed(args.seed)
-    #: loader = DataLoader(
-    #:     train, args.batch_size, shuffle=True, generator=shuffling, drop_last=True, collate_fn=whole_batch
-    #: )
-    # [end]
     if len(loader) == 0:
         raise UserError(f"--batch-size {args.batch_size} is more than a process has images: choose a smaller one")
 
     torch.manual_seed(args.seed)
     channels, classes = train.images.shape[1], len(train.classes)
     model = models.build(task.model, channels, classes, dropout=args.dropout).to(device)
-    # [solution]
     parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
@@ -172,61 +118,35 @@ def main():
     rate, decay = args.base_lr * factor, 5e-4
     optimizer = torch.optim.SGD(parallel.parameters(), lr=rate, momentum=args.momentum, weight_decay=decay)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-    # [starter]
-    #: augmenting = torch.Generator(device).manual_seed(args.seed)
-    #: optimizer = torch.optim.SGD(model.parameters(), lr=args.base_lr)
-    # [end]
 
     training_time, epochs_at_target = 0.0, 0
     for epoch in range(1, args.epochs + 1):
-        # [solution]
         sampler.set_epoch(epoch)
         parallel.train()
-        # [starter]
-        #: model.train()
-        # [end]
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
-        # [solution]
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
-        # [starter]
-        # [end]
         start = time.perf_counter()
         for images, labels in loader:
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-                # [solution]
                 logits = parallel(images)
-                # [starter]
-                #: logits = model(images)
-                # [end]
                 loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            # [solution]
             rates.step()
-            # [starter]
-            # [end]
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 
-        # [solution]
         if device.type == "cuda":
             torch.cuda.synchronize()  # the GPU works behind the program's back
         seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64, device=device)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         dist.all_reduce(sums)
         epoch_time = seconds.item()
-        # [starter]
-        #: epoch_time = time.perf_counter() - start
-        # [end]
         loss_sum, correct, count = sums.tolist()
         training_time += epoch_time
-        # [solution]
         val_loss, val_accuracy = evaluate(model, test, device, rank, world_size)
-        # [starter]
-        #: val_loss, val_accuracy = evaluate(model, test, device)
-        # [end]
         row = {
             "time_s": training_time,
             "epoch_time_s": epoch_time,
@@ -237,16 +157,9 @@ def main():
             "val_loss": val_loss,
             "val_accuracy": val_accuracy,
         }
-        # [solution]
         if rank == 0:
             report(args, model, **row)
-        # [starter]
-        #: report(args, model, **row)
-        # [end]
-        # [solution]
         # Every rank holds the reduced accuracy, so every rank decides alike.
-        # [starter]
-        # [end]
         at_target = args.target_accuracy is not None and val_accuracy >= args.target_accuracy
         epochs_at_target = epochs_at_target + 1 if at_target else 0
         if epochs_at_target == args.patience:

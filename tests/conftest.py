@@ -139,9 +139,8 @@ def script(tmp_path):
 
 @pytest.fixture
 def course(tmp_path):
-    """Return a copy of the solutions and labs, for tests that write there."""
-    for name in ("solutions", "labs"):
+    """Return a copy of the solutions, labs and starters, for tests that write there."""
+    for name in ("solutions", "labs", "assessment/starters"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "assessment").mkdir()
     shutil.copy(ROOT / "assessment/train.py", tmp_path / "assessment")
     return tmp_path

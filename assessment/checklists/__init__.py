@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from assessment.starters.make import ROOT
+from assessment.starters.regions import ROOT
 from utils.errors import UserError
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import sklearn
 
-from assessment.starters.make import ROOT
+from assessment.starters.regions import ROOT
 
 BUBBLEWRAP, UNSHARE, NONE = "bubblewrap", "unshare", "none"
 MEGABYTE = 1_000_000

@@ -1,11 +1,10 @@
 """Show what each step of a lab changes: the single-process lines beside those of the solution."""
 
 import difflib
-import re
 from dataclasses import dataclass
 from html import escape
 
-from assessment.starters.make import OPEN, ROOT
+from assessment.starters.regions import ROOT, Region, regions
 
 CODE = "white-space: pre; overflow-x: auto; font-size: 12px; line-height: 1.4; padding: 0.4em; background: #f7f7f7"
 REMOVED, ADDED = "background: #fde2e2", "background: #ddf3e0"
@@ -13,31 +12,37 @@ REMOVED, ADDED = "background: #fde2e2", "background: #ddf3e0"
 
 @dataclass
 class Step:
-    """One step of a lab: its number and title, and the lines before and after, indentation removed."""
+    """One step of a lab: number, title, where it stands, and the lines before and after, indentation removed."""
 
     number: int
     title: str
+    within: list
     before: list
     after: list
 
 
+def _pieces(lab):
+    """Return the lines and regions of a lab's solution; nothing but lines for a script that has no steps."""
+    source = (ROOT / f"solutions/{lab}.py").read_text(encoding="utf-8")
+    if lab == "assessment":
+        return source.splitlines()
+    return regions(source, (ROOT / f"assessment/starters/{lab}.txt").read_text(encoding="utf-8"))
+
+
 def steps(lab):
-    """Return the ``Step`` of each marked region of ``solutions/<lab>.py``, in the order of their numbers.
+    """Return the ``Step`` of each number in ``solutions/<lab>.py``, in the order of the numbers.
 
     Regions of the same number are one step. A starter's TODO comment is left out: the title says it.
     """
     found = {}
-    source = (ROOT / "solutions" / f"{lab}.py").read_text(encoding="utf-8")
-    for region in re.findall(r"^[^\S\n]*# \[step .*?^[^\S\n]*# \[end\]$", source, re.MULTILINE | re.DOTALL):
-        head, *body = region.split("\n")
-        number, title = re.match(r"step (\d+): (.*)", OPEN.match(head)[1]).groups()
-        middle = next(at for at, line in enumerate(body) if line.strip() == "# [starter]")
-        starter = [re.sub(r"#: ?", "", line, count=1) for line in body[middle + 1 : -1]]
-        todo = next((at for at, line in enumerate(starter) if "# TODO" in line), len(starter))
-        end = next((at for at in range(todo, len(starter)) if not starter[at].strip().startswith("#")), len(starter))
-        step = found.setdefault(int(number), Step(int(number), title, [], []))
-        step.before += _dedented(starter[:todo] + starter[end:])
-        step.after += _dedented(body[:middle])
+    for region in (one for one in _pieces(lab) if isinstance(one, Region)):
+        lines = [line.strip() for line in region.starter]
+        todo = next((at for at, line in enumerate(lines) if line.startswith("# TODO")), len(lines))
+        end = next((at for at in range(todo, len(lines)) if not lines[at].startswith("#")), len(lines))
+        step = found.setdefault(region.number, Step(region.number, region.title, [], [], []))
+        step.within += [name for name in [region.within] if name and name not in step.within]
+        step.before += _dedented(region.starter[:todo] + region.starter[end:])
+        step.after += _dedented(region.solution)
     return [found[number] for number in sorted(found)]
 
 
@@ -46,25 +51,20 @@ def untouched_steps(lab, text):
 
     A step is touched as soon as a line of it, or one between it and its neighbours, is another.
     """
-    lines, regions, where, number = [], {}, None, None
-    for line in (ROOT / "solutions" / f"{lab}.py").read_text(encoding="utf-8").splitlines():
-        if OPEN.match(line):
-            where, told = "solution", re.search(r"\[step (\d+)", line)
-            number = told and int(told[1])
-        elif line.strip() == "# [starter]":
-            where, first = "starter", len(lines)
-        elif line.strip() == "# [end]":
-            where = None
-            if number:
-                regions.setdefault(number, []).append(lines_around(first, len(lines)))
-        elif where != "solution":
-            lines.append(re.sub(r"#: ?", "", line, count=1).rstrip() if where else line)
-    blocks = {number: ["\n".join(lines[part]) for part in parts] for number, parts in regions.items()}
-    return {number for number, parts in blocks.items() if all(f"\n{part}\n" in f"\n{text}\n" for part in parts)}
+    lines, blocks = [], {}
+    for piece in _pieces(lab):
+        if isinstance(piece, Region):
+            blocks.setdefault(piece.number, []).append((len(lines), len(lines) + len(piece.starter)))
+            lines += piece.starter
+        else:
+            lines.append(piece)
 
+    def stands(first, last):
+        around = "\n".join(line for line in lines[max(0, first - 1) : last + 1] if line)
+        return f"\n{around}\n" in f"\n{dense}\n"
 
-def lines_around(first, last):
-    return slice(max(0, first - 1), last + 1)
+    dense = "\n".join(line for line in text.splitlines() if line)  # blank lines are no change
+    return {number for number, parts in blocks.items() if all(stands(*part) for part in parts)}
 
 
 def _dedented(lines):
@@ -90,9 +90,14 @@ def _html(step):
         if line[0] != "?":
             rows.append(f"<div style='{look}; color: #111'>{escape(line) or '&nbsp;'}</div>")
     code = f"<pre style='{CODE}'>{''.join(rows)}</pre>"
-    return f"<p><b>Step {step.number}: {escape(step.title)}</b></p>{code}"
+    return f"<p><b>{escape(_title(step))}</b></p>{code}"
 
 
 def _text(step):
     changes = (line for line in difflib.ndiff(step.before, step.after) if line[0] != "?")
-    return "\n".join([f"Step {step.number}: {step.title}", *changes])
+    return "\n".join([_title(step), *changes])
+
+
+def _title(step):
+    where = f" (in {' and '.join(f'{name}()' for name in step.within)})" if step.within else ""
+    return f"Step {step.number}: {step.title}{where}"

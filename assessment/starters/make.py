@@ -1,18 +1,7 @@
-"""Make the labs from the solutions: one source holds both variants.
+"""Make the labs from the solutions, and give a lab's starter back.
 
-    python -m assessment.starters
-
-In ``solutions/NN_name.py`` a region that differs looks like this (the first line may also be
-``# [step 3: exact validation]``, which names one of the lab's steps):
-
-    # [solution]
-    code of the solution
-    # [starter]
-    #: code that the learner starts with
-    # [end]
-
-A lab ends in a line with the hash of all before it, so that a lab that a learner has changed is known
-and never overwritten.
+A lab is its solution with the starter's parts in the places of its steps (``regions``). It ends in a line with the hash
+of all before it, so that a lab that a learner has changed is known and never overwritten.
 """
 
 import ast
@@ -21,45 +10,26 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+from assessment.starters.regions import ROOT, Region, regions
 from utils.errors import UserError
 from utils.files import written_whole
 
-ROOT = Path(__file__).resolve().parents[2]
-OPEN = re.compile(r"\s*# \[(solution|step \d+: .+)\]$")
 SEAL = re.compile(r"# From solutions/\S+, unchanged while this number fits: ([0-9a-f]{12})\n\Z")
+PARTS = "assessment/starters"
 
 
-def starter(source):
-    """Return the lab's text for a solution's ``source``. Raises ``UserError`` where markers do not pair."""
-    return _variant(source, "starter")
+def starter(name, root=ROOT):
+    """Return the starter's text for ``solutions/<name>.py``; the assignment's is a script of its own.
 
-
-def solution(source):
-    """Return the solution's text for ``source``, without the markers and the starter's code."""
-    return _variant(source, "solution")
-
-
-def _variant(source, wanted):
-    lines, where = [], None  # where: None outside a region, else the half that the line stands in
-    for number, line in enumerate(source.splitlines(), start=1):
-        mark, previous = line.strip(), where
-        if OPEN.match(line):
-            expected, where = None, "solution"
-        elif mark == "# [starter]":
-            expected, where = "solution", "starter"
-        elif mark == "# [end]":
-            expected, where = "starter", None
-        else:
-            if where == "starter" and not mark.startswith("#:"):
-                raise UserError(f"line {number}: a starter line begins with '#:', found {mark!r}")
-            if where in (None, wanted):
-                lines.append(re.sub(r"#: ?", "", line, count=1).rstrip() if where == "starter" else line)
-            continue
-        if previous != expected:
-            raise UserError(f"line {number}: {mark} stands where none may: regions go [solution], [starter], [end]")
-    if where is not None:
-        raise UserError("the last region has no [end]")
-    return "\n".join(lines) + "\n"
+    Raises ``UserError`` where marks and parts do not pair.
+    """
+    own = Path(root, PARTS, f"{name}.txt").read_text(encoding="utf-8")
+    if name == "assessment":
+        return own
+    lines = []
+    for piece in regions(Path(root, "solutions", f"{name}.py").read_text(encoding="utf-8"), own):
+        lines += piece.starter if isinstance(piece, Region) else [piece]
+    return re.sub(r"\n\n\n(?= )", "\n\n", "\n".join(lines)) + "\n"  # an empty part leaves one blank line, not two
 
 
 def sealed(text, name):
@@ -79,7 +49,7 @@ def is_solution(text, name, root=ROOT):
     source = Path(root, "solutions", f"{name}.py")
     if not source.exists():
         return False
-    return ast.dump(ast.parse(text)) == ast.dump(ast.parse(solution(source.read_text(encoding="utf-8"))))
+    return ast.dump(ast.parse(text)) == ast.dump(ast.parse(source.read_text(encoding="utf-8")))
 
 
 def starters(root=ROOT):
@@ -101,9 +71,9 @@ def make_labs(root=ROOT):
         if not source.exists():
             continue  # a course may be handed out without the assignment's solution
         try:
-            text = sealed(starter(source.read_text(encoding="utf-8")), source.name)
+            text = sealed(starter(source.stem, root), source.name)
         except UserError as problem:
-            raise UserError(f"{source}, {problem}") from None
+            raise UserError(f"{source}: {problem}") from None
         old = target.read_text(encoding="utf-8", errors="replace") if target.exists() else None
         if old == text:
             continue
@@ -132,7 +102,7 @@ def reset(lab, root=ROOT):
         kept = target.with_name(f"{target.stem}-{datetime.now():%Y-%m-%d-%H%M%S}.py")
         target.rename(kept)
     with written_whole(target) as part:
-        part.write_text(sealed(starter(source.read_text(encoding="utf-8")), source.name), encoding="utf-8")
+        part.write_text(sealed(starter(source.stem, root), source.name), encoding="utf-8")
     print(
         f"{target.name} is the starter again"
         + (f"; yours is kept beside it as {kept.parent.name}/{kept.name}" if kept else "")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assessment.starters.make import ROOT
+from assessment.starters.regions import ROOT
 from assessment.trials.artifacts import Artifacts
 from assessment.trials.data import TrialData
 from assessment.trials.evidence import Evidence, Rank

@@ -21,7 +21,7 @@ from assessment.checklists.examine import examine
 from assessment.checklists.lab import DONE, UNBEGUN, Miss, Result
 from assessment.checklists.report import Report
 from assessment.laws.verdict import broken
-from assessment.starters.make import sealed, solution, starter
+from assessment.starters.make import sealed, starter
 from assessment.trials.forked_ranks import ForkedRanks
 from utils.errors import UserError
 from utils.notebook import progress
@@ -84,7 +84,7 @@ def examined(server, tmp_path):
     return run
 
 
-STARTER, SOLUTION = (variant((ROOT / "solutions/03_ddp.py").read_text()) for variant in (starter, solution))
+STARTER, SOLUTION = starter("03_ddp"), (ROOT / "solutions/03_ddp.py").read_text()
 
 
 def test_a_rank_that_trained_alone_ticks_no_step(examined):
@@ -149,7 +149,7 @@ def test_every_submission_is_a_program_and_names_a_law(kind):
 @pytest.mark.parametrize("lab", LABS)
 def test_every_lab_has_a_checklist_with_all_its_steps(lab):
     plan = checklist(lab)
-    steps = starter((ROOT / f"solutions/{plan.name}.py").read_text()).count("# TODO ")
+    steps = starter(plan.name).count("# TODO ")
     assert [item.number for item in plan.items if item.number] == list(range(1, steps + 1))
     trials = {one.name for one in plan.plans}
     for item in plan.items:
@@ -177,7 +177,7 @@ def test_a_script_computes_the_same_to_the_last_bit_when_it_is_recorded(torchrun
 def test_an_untouched_starter_is_told_what_to_do_first(number, tmp_path, own_progress):
     name = checklist(number).name
     lab = tmp_path / f"{name}.py"
-    lab.write_text(sealed(starter((ROOT / f"solutions/{name}.py").read_text()), lab.name))
+    lab.write_text(sealed(starter(name), lab.name))
     report = check(number, lab)
     assert not report.is_done and "Begin with TODO 1 (" in repr(report)
     assert "Begin with TODO 1 (" in report._repr_html_()
@@ -185,7 +185,7 @@ def test_an_untouched_starter_is_told_what_to_do_first(number, tmp_path, own_pro
 
 def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):
     lab = tmp_path / "mine.py"
-    lab.write_text(solution((ROOT / "solutions/06_learning_rate.py").read_text()))
+    lab.write_text((ROOT / "solutions/06_learning_rate.py").read_text())
 
     def shell(*args):
         return run_program("assessment.check", lab, *args, cwd=tmp_path)

@@ -12,8 +12,9 @@ from recording import AGAIN, FOLDER, load, path_of, save
 
 def test_a_script_that_changed_since_it_was_recorded_is_noticed():
     (solution,) = [one for one in ALL if (one.lab, one.name) == ("03", "the solution")]
-    changed = replace(solution, changes=(("import argparse\n", "import argparse  # as before\n"),))
-    assert is_recorded(solution) and not is_recorded(changed)
+    commented = replace(solution, changes=(("import argparse\n", "import argparse  # as before\n\n"),))
+    changed = replace(solution, changes=(("import argparse\n", "import argparse, abc\n"),))
+    assert is_recorded(solution) and is_recorded(commented) and not is_recorded(changed)
     assert not is_recorded(replace(solution, name="of another name"))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from assessment.recorder.sketch import DIRECTIONS
 from assessment.recorder.training import bare
-from assessment.starters.make import ROOT
+from assessment.starters.regions import ROOT
 from assessment.trials.artifacts import Artifacts, Weights
 from assessment.trials.data import trial_data
 from assessment.trials.evidence import Evaluation, Evidence, Rank, Step

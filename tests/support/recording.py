@@ -6,10 +6,12 @@ and submissions share (the same images, the same weights) is there once. The las
 to what was recorded of them: a digest of the script, and its trials (``recorded_trials.py``) by name.
 """
 
+import ast
 import hashlib
 import json
 import lzma
 import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,8 +29,11 @@ LEAST = 24  # characters of a value that is worth a line of its own
 
 
 def digest(submission):
-    """Return what tells the text of ``submission``'s script from any other."""
-    return hashlib.sha256(submission.text().encode()).hexdigest()[:16]
+    """Return what tells ``submission``'s script from any other; comments and blank lines do nothing."""
+    text = submission.text()
+    with suppress(SyntaxError):  # some submissions are no Python
+        text = ast.dump(ast.parse(text))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def path_of(submission):
