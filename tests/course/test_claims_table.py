@@ -64,15 +64,29 @@ def test_the_page_is_that_of_the_runs():
 @pytest.mark.parametrize(
     ("values", "bounds", "margin", "is_sure"),
     [
-        ([5, 7] * 5, {"at_least": 1}, 5 / math.sqrt(10 / 9), True),
+        ([-5, -7] * 5, {"at_least": -11}, 5 / math.sqrt(10 / 9), True),
         ([5, 7] * 5, {"at_most": 8}, 2 / math.sqrt(10 / 9), False),
-        ([5, 7] * 5, {"at_least": 2, "at_most": 7}, 1 / math.sqrt(10 / 9), False),
+        ([-5, -7] * 5, {"at_least": -9, "at_most": -5}, 1 / math.sqrt(10 / 9), False),
         ([5] * 10, {"at_most": 5}, math.inf, True),
+        ([0] * 10, {"at_most": 0}, math.inf, True),
         ([6] * 10, {"at_most": 5}, -math.inf, False),
-        ([5, 7] * 4, {"at_least": 1}, 5 / math.sqrt(8 / 7), False),
+        ([-5, -7] * 4, {"at_least": -11}, 5 / math.sqrt(8 / 7), False),
         ([100.0] * 9 + [0.0], {"at_least": 1}, 89 / math.sqrt(1000), False),
+        ([2, 8] * 5, {"at_least": 1}, 2 / math.sqrt(10 / 9), False),  # the mean of the logarithms to base 2 is 2
+        ([16, 64] * 5, {"at_least": 1}, 5 / math.sqrt(10 / 9), True),
     ],
-    ids=["sure", "a small margin", "the nearer bound", "no spread", "beyond", "eight runs", "one missed"],
+    ids=[
+        "sure",
+        "a small margin",
+        "the nearer bound",
+        "no spread",
+        "at the bound",
+        "beyond",
+        "eight runs",
+        "one missed",
+        "factors",
+        "large factors",
+    ],
 )
 def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, is_sure):
     spread = claims.Spread.of([row(value, **bounds) for value in values])
