@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from html import escape
 
 from assessment.starters.regions import ROOT, Region, regions
+from utils.notebook import progress
 
 CODE = "white-space: pre; overflow-x: auto; font-size: 12px; line-height: 1.4; padding: 0.4em; background: #f7f7f7"
+FOLDED = "opens once its check has passed; unfold it when you are stuck"
 REMOVED, ADDED = "background: #fde2e2", "background: #ddf3e0"
 
 
@@ -74,28 +76,38 @@ def _dedented(lines):
 
 
 class Difference:
-    """What the steps of a lab change, to be shown in a notebook; ``numbers`` picks some of them."""
+    """What the steps of a lab change, to be shown in a notebook; ``numbers`` picks some of them.
 
-    def __init__(self, lab, *numbers):
+    Open are the step that is ``worked`` through and those whose check has passed; a learner can unfold the others.
+    """
+
+    def __init__(self, lab, *numbers, worked=None):
+        done = progress.read().get("checks", {}).get(lab, {}).get("done", [])
         self.steps = [step for step in steps(lab) if not numbers or step.number in numbers]
+        self.open = {*done, worked}
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/html": "".join(map(_html, self.steps)), "text/plain": "\n".join(map(_text, self.steps))}
+        html = "".join(_html(step, step.number in self.open) for step in self.steps)
+        return {
+            "text/html": html,
+            "text/plain": "\n".join(_text(step, step.number in self.open) for step in self.steps),
+        }
 
 
-def _html(step):
+def _html(step, is_open):
     rows = []
     for line in difflib.ndiff(step.before, step.after):
         look = {"-": REMOVED, "+": ADDED}.get(line[0], "")
         if line[0] != "?":
             rows.append(f"<div style='{look}; color: #111'>{escape(line) or '&nbsp;'}</div>")
     code = f"<pre style='{CODE}'>{''.join(rows)}</pre>"
-    return f"<p><b>{escape(_title(step))}</b></p>{code}"
+    title = f"<summary><b>{escape(_title(step))}</b>{'' if is_open else f' – {FOLDED}'}</summary>"
+    return f"<details{' open' if is_open else ''}>{title}{code}</details>"
 
 
-def _text(step):
-    changes = (line for line in difflib.ndiff(step.before, step.after) if line[0] != "?")
-    return "\n".join([_title(step), *changes])
+def _text(step, is_open):
+    changes = [line for line in difflib.ndiff(step.before, step.after) if line[0] != "?"]
+    return "\n".join([_title(step), *(changes if is_open else [f"  {FOLDED}"])])
 
 
 def _title(step):

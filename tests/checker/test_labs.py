@@ -1,8 +1,10 @@
 """Labs are made from the solutions, run as they stand, and belong to the learner once changed."""
 
+import ast
 import subprocess
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import ROOT, TINY
 
@@ -10,6 +12,7 @@ from assessment.starters.difference import Difference, steps
 from assessment.starters.make import is_untouched, make_labs, reset, sealed, starter, starters
 from assessment.starters.regions import MARK, Region, regions
 from utils.errors import UserError
+from utils.notebook import progress
 from utils.runs import read_metrics
 
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*.py"))
@@ -52,13 +55,41 @@ def test_the_steps_shown_in_the_notebook_are_those_of_the_lab():
     for step in shown:
         assert step.after and {line.strip() for line in step.after} <= clean
         assert not any("TODO" in line for line in step.before + step.after)
-    text = Difference("03_ddp", 3)._repr_mimebundle_()["text/plain"]
-    assert (
-        text.startswith("Step 3: prepare once per node (in main())")
-        and "+ dist.barrier(patient)" in text
-        and "- prepare(" in text
-        and "Step 4" not in text
-    )
+
+
+def shown(tmp_path, monkeypatch, done, *asked, **options):
+    """Return what a notebook shows of the steps of lab 03, in a course where the check has seen ``done`` ones."""
+    monkeypatch.chdir(tmp_path)
+    progress.keep("checks", "03_ddp", {"done": done, "of": 10, "cause": None, "strength": 1})
+    return Difference("03_ddp", *asked, **options)._repr_mimebundle_()
+
+
+def test_a_step_opens_where_it_is_worked_through_or_done_and_can_be_unfolded(tmp_path, monkeypatch):
+    told = shown(tmp_path, monkeypatch, [5], 3, 4, 5, worked=3)
+    text = told["text/plain"]
+    assert text.startswith("Step 3: prepare once per node (in main())") and "Step 6" not in text
+    assert "+ dist.barrier(patient)" in text and "- prepare(" in text and "+ sampler.set_epoch" in text
+    assert "DistributedSampler(" not in text
+    three, four, five = told["text/html"].split("<details")[1:]
+    assert three.startswith(" open>") and five.startswith(" open>") and four.startswith("><summary>")
+    assert "DistributedSampler(" in four and "opens once its check has passed" in four and "opens once" not in five
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_works_one_step_of_its_lab_through_and_shows_no_line_of_the_others(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    calls = [ast.parse(source).body[-1].value for source in cells if source.startswith("Difference(")]
+    worked = [one.value.value for call in calls for one in call.keywords if one.arg == "worked"]
+    assert len(worked) == bool(calls)
+    numbers = [step.number for step in steps(path.stem)] if calls else []
+    asked = [[one.value for one in call.args[1:]] or numbers for call in calls]
+    assert sorted(number for some in asked for number in some) == numbers, "a step is not told of, or twice"
+    page = "\n".join(cells)
+    for step in steps(path.stem) if calls else []:
+        own = [line.strip() for line in step.after if line not in step.before and len(line.strip()) > 40]
+        code = [line for line in own if not line.startswith("#")]
+        assert step.number in worked or not any(line in page for line in code), step
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
