@@ -12,12 +12,12 @@ The exit code is 1 where a claim does not hold in every run, or with a margin be
 """
 
 import argparse
+import ast
 import csv
 import hashlib
 import json
 import math
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -43,7 +43,7 @@ RUNS, SEED_STEP, MARGIN = 10, 10, 3.0
 OLDER = {"LOCKSTEP_PRECISION": "float32", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PRECISIONS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
 COLUMNS = ("chapter", "precision", "seed", "claim", "value", "at_least", "at_most", "code", "processor", "torch")
-IMPORTS = re.compile(r"^ *(from \S+ import|import|%load_ext) .*\n*", re.MULTILINE)
+SHOWING = {"plots", "diagrams", "recorded", "print", "Difference"}
 SECONDS = "seconds"  # in the column of claims: how long the notebook took
 
 
@@ -64,12 +64,41 @@ def measurements(path):
 
 
 def code_of(notebook):
-    """Return a digest of a notebook's code: runs of other code are no runs of this notebook.
+    """Return a digest of what a notebook measures: runs of other measurements are no runs of this notebook.
 
-    Imports are left out: where a name comes from says nothing of what is measured.
+    Layout, comments, imports, and what only shows something (figures, prints, predictions) are left out.
     """
-    code = "\n".join(one.source for one in notebook.cells if one.cell_type == "code")
-    return hashlib.sha256(IMPORTS.sub("", code).encode()).hexdigest()[:12]
+    digest = hashlib.sha256()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            magics = [line for line in cell.source.splitlines() if line.startswith("%%")]
+            code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
+            digest.update("\n".join([*magics, ast.dump(Measuring().visit(ast.parse(code)))]).encode())
+    return digest.hexdigest()[:12]
+
+
+class Measuring(ast.NodeTransformer):
+    """Takes out of a cell what measures nothing."""
+
+    def visit_Import(self, _node):
+        return None
+
+    def visit_ImportFrom(self, _node):
+        return None
+
+    def visit_Expr(self, node):
+        is_shown = isinstance(node.value, ast.Call) and _root(node.value.func) in SHOWING
+        return None if is_shown else self.generic_visit(node)
+
+    def visit_keyword(self, node):
+        return None if node.arg in ("told", "answers", "unit") else node
+
+
+def _root(node):
+    """Return the name that an attribute, or an attribute of one, belongs to."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return getattr(node, "id", None)
 
 
 def run(chapter, path, precision, seed):

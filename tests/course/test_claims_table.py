@@ -93,14 +93,21 @@ def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, 
     assert spread.margin == pytest.approx(margin) and spread.is_sure == is_sure
 
 
-def test_a_notebook_is_another_one_by_its_code_and_not_by_where_names_come_from():
-    def told(*sources):
-        return claims.code_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in sources]))
-
-    measured = "start()\nvalue = 1"
-    assert told(f"from here import start\n\n{measured}") == told(f"from there.far import start\n\n{measured}")
-    assert told(f"import here\n{measured}") != told("import here\nstart()\nvalue = 2")
-    assert told("from_here()") != told("from_there()")
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("from here import start\n\nvalue = 1", "from there.far import start\nvalue = 1  # as before", True),
+        ("value = 1\nplots.lines(value, alt='one')", "value = 1\nprint(value)", True),
+        ("claims.claim('it is', value, at_least=1, told='one')", "claims.claim('it is', value,\n  at_least=1)", True),
+        ("claims.claim('it is', value, at_least=1)", "claims.claim('it is', value, at_least=2)", False),
+        ("%%ranks 2 told\nvalue = 1", "%%ranks 3 told\nvalue = 1", False),
+        ("%load_ext here\nvalue = 1", "value = 2", False),
+    ],
+    ids=["imports", "figures", "words", "bounds", "ranks", "values"],
+)
+def test_a_notebook_is_another_one_by_what_it_measures(one, other, is_same):
+    told = [claims.code_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])) for cell in (one, other)]
+    assert (told[0] == told[1]) == is_same
 
 
 @pytest.fixture
