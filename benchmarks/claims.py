@@ -16,35 +16,31 @@ import ast
 import csv
 import hashlib
 import json
-import math
 import os
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import torch
 from jupyter_client import AsyncKernelManager
-from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from benchmarks.machine import processor
+from benchmarks.spreads import RUNS, SECONDS, holds, page, spreads
 from utils.devices import has_fast_bfloat16
 from utils.errors import UserError, one_line_errors
 from utils.files import written_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
-RUNS, SEED_STEP, MARGIN = 10, 10, 3.0
+SEED_STEP = 10
 OLDER = {"LOCKSTEP_PRECISION": "float32", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-PRECISIONS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
+ENVIRONMENTS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
 COLUMNS = ("chapter", "precision", "seed", "claim", "value", "at_least", "at_most", "code", "processor", "torch")
 SHOWING = {"plots", "diagrams", "recorded", "print", "Difference"}
-SECONDS = "seconds"  # in the column of claims: how long the notebook took
 
 
 def notebooks(asked=()):
@@ -106,19 +102,16 @@ def run(chapter, path, precision, seed):
     notebook = measurements(path)
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "claims.jsonl"
-        own = PRECISIONS[precision] | {"LOCKSTEP_CLAIMS": str(lines), "LOCKSTEP_SEED": str(seed)}
+        own = ENVIRONMENTS[precision] | {"LOCKSTEP_CLAIMS": str(lines), "LOCKSTEP_SEED": str(seed)}
         environment = {name: value for name, value in os.environ.items() if name not in ("CI", "LOCKSTEP_SCALE")}
         began = time.monotonic()
         kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
         place = {"metadata": {"path": str(path.parent)}}
-        client = NotebookClient(notebook, km=kernel, timeout=900, resources=place)
+        client = NotebookClient(notebook, km=kernel, timeout=900, resources=place, shutdown_kernel="immediate")
         try:
-            client.execute(env=environment | own)
+            client.execute(env=environment | own, cleanup_kc=True)  # its own kernels alone nbclient ends unasked
         except CellExecutionError as error:
             raise UserError(f"{chapter} failed with seed {seed} in {precision}: {error}") from error
-        finally:
-            if kernel.has_kernel:
-                run_sync(kernel.shutdown_kernel)(now=True)  # nbclient ends only the kernels that it has made itself
         seconds = time.monotonic() - began
         made = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     told = {"chapter": chapter, "precision": precision, "seed": seed, "code": code_of(notebook)}
@@ -181,123 +174,15 @@ def gather(asked, precisions, count, anew=False):
     return failed
 
 
-def holds(row):
-    """Say whether one measured value lies within its bounds."""
-    low, high = row["at_least"], row["at_most"]
-    return (low is None or row["value"] >= low) and (high is None or row["value"] <= high)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """All runs of one claim in one precision."""
-
-    values: tuple
-    at_least: float | None
-    at_most: float | None
-    held: int
-
-    @classmethod
-    def of(cls, rows):
-        """Return the ``Spread`` of the rows of one claim in one precision."""
-        values = tuple(row["value"] for row in rows)
-        return cls(values, rows[-1]["at_least"], rows[-1]["at_most"], sum(map(holds, rows)))
-
-    @property
-    def margin(self):
-        """The distance of the mean from the nearer bound, in standard deviations of one run.
-
-        What is positive and must be large (a ratio, a distance) scatters by factors: below, logarithms are compared,
-        so that a run far above its bound is no reason to doubt it.
-        """
-        return min(_distance(self.values, at, side) for at, side in ((self.at_least, 1), (self.at_most, -1)))
-
-    @property
-    def is_sure(self):
-        """Whether the claim held in every one of at least ``RUNS`` runs, with the margin that is asked for."""
-        return len(self.values) >= RUNS and self.held == len(self.values) and self.margin >= MARGIN
-
-    def told(self):
-        """Return the cells of the page: median, lowest and highest, margin, held of runs."""
-        low, middle, high = min(self.values), statistics.median(self.values), max(self.values)
-        margin = "∞" if math.isinf(self.margin) else f"{self.margin:.1f}"
-        mark = "" if self.is_sure else " **✗**"
-        return f"{middle:.3g} | {low:.3g} to {high:.3g} | {margin}{mark} | {self.held} of {len(self.values)}"
-
-
-def _distance(values, bound, side):
-    """Return how far the mean is on the right ``side`` (1 above, -1 below) of a bound, in standard deviations."""
-    if bound is None:
-        return math.inf
-    if side > 0 and bound > 0 and min(values) > 0:
-        values, bound = [math.log(value) for value in values], math.log(bound)
-    room = side * (statistics.fmean(values) - bound)
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return room / deviation if deviation else math.inf if room >= 0 else -math.inf
-
-
-def spreads(rows):
-    """Return a mapping of (chapter, claim) to the ``Spread`` in each precision."""
-    found = {}
-    for row in rows:
-        if row["claim"] != SECONDS:
-            found.setdefault((row["chapter"], row["claim"]), {}).setdefault(row["precision"], []).append(row)
-    return {key: {name: Spread.of(some) for name, some in by.items()} for key, by in found.items()}
-
-
-def page(rows):
-    """Return the readable page: a table of times, and a table of claims for each chapter."""
-    machines = ", ".join(sorted({row["processor"] for row in rows}))
-    versions = ", ".join(sorted({row["torch"] for row in rows}))
-    lines = [
-        "# The claims of the course, measured again and again",
-        "",
-        f"Measured on two cores of {machines}; torch {versions}. Each run takes other seeds. float32 is computed as by",
-        "a processor with AVX2 and nothing newer. The margin is the distance of the mean from the nearer bound, in",
-        "standard deviations of one run (for what is positive and has a lower bound, of its logarithm);",
-        f"{MARGIN:g} are asked for, and every run must hold.",
-        "`make claims` measures what is missing and writes this page and `claims.csv`, which holds every run.",
-    ]
-    lines += ["", "## Seconds that a notebook takes", "", "| chapter | float32 | bfloat16 |", "| --- | --- | --- |"]
-    seconds = {}
-    for row in rows:
-        if row["claim"] == SECONDS:
-            seconds.setdefault(row["chapter"], {}).setdefault(row["precision"], []).append(row["value"])
-    told = [[_middle(by.get(name)) for name in PRECISIONS] for by in seconds.values()]
-    lines += [f"| `{chapter}` | {' | '.join(cells)} |" for chapter, cells in zip(seconds, told, strict=True)]
-    sums = [sum(statistics.median(by[name]) for by in seconds.values() if name in by) for name in PRECISIONS]
-    lines.append(f"| all | {' | '.join(f'{value:.0f}' for value in sums)} |")
-    chapter = None
-    for (name, claim), by in spreads(rows).items():
-        if name != chapter:
-            chapter = name
-            lines += ["", f"## `{name}`", "", "| claim | bound | precision | median | spread | margin | held |"]
-            lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-        for at, (precision, spread) in enumerate(by.items()):
-            first = f"{claim} | {_bound(spread)}" if at == 0 else " | "
-            lines.append(f"| {first} | {precision} | {spread.told()} |")
-    return "\n".join(lines) + "\n"
-
-
-def _middle(values):
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})" if values else "–"
-
-
-def _bound(spread):
-    low, high = spread.at_least, spread.at_most
-    if low is not None and high is not None:
-        return f"{low:g} to {high:g}"
-    return f"≥ {low:g}" if low is not None else f"≤ {high:g}"
-
-
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description="Measure the course's claims.")
     parser.add_argument("chapters", nargs="*", help="chapters by how their names begin, as 04; all without")
-    parser.add_argument("--precision", choices=PRECISIONS, help="one precision (default: all that this machine has)")
+    parser.add_argument("--precision", choices=ENVIRONMENTS, help="one precision (default: all that this machine has)")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"runs of each notebook (default {RUNS})")
     parser.add_argument("--anew", action="store_true", help="forget the runs of these chapters first")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     args = parser.parse_args()
-    has = [name for name in PRECISIONS if name == "float32" or has_fast_bfloat16("cpu")]
+    has = [name for name in ENVIRONMENTS if name == "float32" or has_fast_bfloat16("cpu")]
     failed = []
     if not args.table:
         failed = gather(args.chapters, [args.precision] if args.precision else has, args.runs, args.anew)

@@ -109,7 +109,7 @@ def safe_command(process):
 
 
 LONG_RUN = """
-from utils import claims
+from utils.notebook import claims
 from utils.data import prepare
 from utils.launch import launch
 from utils.notebook.widgets import watch

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from benchmarks import claims
+from benchmarks import claims, spreads
 
 NOTEBOOK = """
 from utils.notebook import claims
@@ -44,21 +44,21 @@ def claimed():
 
 def test_the_table_holds_claims_of_the_notebooks_with_their_bounds():
     for one in claims.read():
-        if one["claim"] != claims.SECONDS:
+        if one["claim"] != spreads.SECONDS:
             bounds = {name: one[name] for name in ("at_least", "at_most") if one[name] is not None}
             assert claimed()[one["chapter"], one["claim"]] == bounds
     assert len(claimed()) >= 60
 
 
 def test_what_was_measured_often_enough_held_every_time_with_its_margin():
-    for key, by in claims.spreads(claims.read()).items():
+    for key, by in spreads.spreads(claims.read()).items():
         for precision, spread in by.items():
             assert spread.held == len(spread.values), (key, precision)
-            assert spread.is_sure or len(spread.values) < claims.RUNS, (key, precision)
+            assert spread.is_sure or len(spread.values) < spreads.RUNS, (key, precision)
 
 
 def test_the_page_is_that_of_the_runs():
-    assert (claims.RESULTS / "claims.md").read_text(encoding="utf-8") == claims.page(claims.read())
+    assert (claims.RESULTS / "claims.md").read_text(encoding="utf-8") == spreads.page(claims.read())
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_page_is_that_of_the_runs():
     ],
 )
 def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, is_sure):
-    spread = claims.Spread.of([row(value, **bounds) for value in values])
+    spread = spreads.Spread.of([row(value, **bounds) for value in values])
     assert spread.margin == pytest.approx(margin) and spread.is_sure == is_sure
 
 
@@ -132,15 +132,15 @@ def test_runs_are_kept_at_once_and_only_the_missing_ones_are_made(chapter, capsy
     assert "seed 10" in capsys.readouterr().out
     claims.gather([], ["float32"], 2)
     assert claims.read() == rows and not capsys.readouterr().out
-    by = claims.spreads(rows)
+    by = spreads.spreads(rows)
     assert by["99_made_up", "the first seed is none of the later ones"]["float32"].held == 1
-    assert "**✗**" in claims.page(rows)
+    assert "**✗**" in spreads.page(rows)
     chapter.write_text(chapter.read_text().replace("at_most=9", "at_most=19"))
     claims.gather([], ["float32"], 1)
     (again,) = [one for one in claims.read() if one["claim"].startswith("the first")]
     assert (again["seed"], again["at_most"]) == (0, 19.0)
     claims.gather([], ["float32"], 1, anew=True)
-    assert [one["claim"] for one in claims.read()].count(claims.SECONDS) == 1 and "seed 0" in capsys.readouterr().out
+    assert [one["claim"] for one in claims.read()].count(spreads.SECONDS) == 1 and "seed 0" in capsys.readouterr().out
 
 
 def test_a_chapter_that_fails_is_told_and_the_others_are_measured(chapter, monkeypatch, capsys):
