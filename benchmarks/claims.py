@@ -62,19 +62,24 @@ def measurements(path):
 def code_of(notebook):
     """Return a digest of what a notebook measures: runs of other measurements are no runs of this notebook.
 
-    Layout, comments, imports, and what only shows something (figures, prints, predictions) are left out.
+    Layout, comments, imports, and what only shows something (figures, words, prints of the notebook) are left out; what
+    a cell of many processes prints is how it hands its measurements over, and counts.
     """
     digest = hashlib.sha256()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             magics = [line for line in cell.source.splitlines() if line.startswith("%%")]
             code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
-            digest.update("\n".join([*magics, ast.dump(Measuring().visit(ast.parse(code)))]).encode())
+            showing = SHOWING - {"print"} if magics else SHOWING
+            digest.update("\n".join([*magics, ast.dump(Measuring(showing).visit(ast.parse(code)))]).encode())
     return digest.hexdigest()[:12]
 
 
 class Measuring(ast.NodeTransformer):
-    """Takes out of a cell what measures nothing."""
+    """Takes out of a cell what measures nothing: imports, words, and calls of the names in ``showing``."""
+
+    def __init__(self, showing):
+        self.showing = showing
 
     def visit_Import(self, _node):
         return None
@@ -83,7 +88,7 @@ class Measuring(ast.NodeTransformer):
         return None
 
     def visit_Expr(self, node):
-        is_shown = isinstance(node.value, ast.Call) and _root(node.value.func) in SHOWING
+        is_shown = isinstance(node.value, ast.Call) and _root(node.value.func) in self.showing
         return None if is_shown else self.generic_visit(node)
 
     def visit_keyword(self, node):

@@ -102,8 +102,9 @@ def test_a_claim_is_sure_by_its_margin_and_by_every_run(values, bounds, margin, 
         ("claims.claim('it is', value, at_least=1)", "claims.claim('it is', value, at_least=2)", False),
         ("%%ranks 2 told\nvalue = 1", "%%ranks 3 told\nvalue = 1", False),
         ("%load_ext here\nvalue = 1", "value = 2", False),
+        ("%%ranks 2 told\nprint(measured(1))", "%%ranks 2 told\nprint(measured(2))", False),
     ],
-    ids=["imports", "figures", "words", "bounds", "ranks", "values"],
+    ids=["imports", "figures", "words", "bounds", "ranks", "values", "what ranks print"],
 )
 def test_a_notebook_is_another_one_by_what_it_measures(one, other, is_same):
     told = [claims.code_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])) for cell in (one, other)]

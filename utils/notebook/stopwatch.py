@@ -1,7 +1,7 @@
 """Time training steps of several ranks, in turn and together, and record what happens when within one.
 
 ms = stopwatch.in_turn({"naive": naive, "bucketed": bucketed}, rounds=8)      # on every rank of a %%ranks cell
-spans = traced(naive)
+spans = stopwatch.traced(naive)
 """
 
 import os
