@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 labs/05_batch_size.py --epochs 1 --profile-steps 5
 
 This is the finished script of chapter 04; its SyncBatchNorm comes from utils. Four TODOs divide the time of a
-step into computing, waiting and communicating, and add up the devices' time. Run the script after each, on one
-process and on two. The record of the run goes to --run-dir.
+step into computing, waiting and communicating, and add up the devices' time. The fifth takes a batch in parts that
+a device holds. Run the script after each, on one process and on two. The record of the run goes to --run-dir.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def parse_args():
     add("--train-images", type=int, help="train on the first so many images only")
     add("--epochs", type=int, default=20, help="at most so many")
     add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--micro-batch-size", type=int, help="images at once in each process (default: all of its batch)")
     add("--base-lr", type=float, default=0.05, help="learning rate")
     add("--momentum", type=float, default=0.9)
     add("--target-accuracy", type=float, help="stop when validation has reached it ...")
@@ -156,6 +157,7 @@ def main():
         effective_batch = world_size * args.batch_size
         record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
 
+    micro_batch = args.micro_batch_size or args.batch_size
     training_time, epochs_at_target = 0.0, 0
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
@@ -166,14 +168,18 @@ def main():
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
         for images, labels in steps:
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
+            optimizer.zero_grad()
+            # TODO 5 Take at most `micro_batch` images at a time, forward and backward, before the optimizer's one step.
+            # Gradients add up: what must each loss be multiplied by, also where the last part is smaller? And only the
+            # last part needs to communicate. Look up: torch.Tensor.split, DistributedDataParallel.no_sync
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                 logits = parallel(images)
                 loss = F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
+
+            optimizer.step()
 
         if device.type == "cuda":
             torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
@@ -219,8 +225,8 @@ def main():
         record.summary["device_seconds"] = device_seconds
         print(f"{world_size} x {training_time:.1f} s of training")
     if args.profile_steps:
-        images, labels = next(iter(loader))
-        step_ms = profile(parallel, images.to(device), labels.to(device), bfloat16, args.profile_steps)
+        images, labels = (part[:micro_batch].to(device) for part in next(iter(loader)))
+        step_ms = profile(parallel, images, labels, bfloat16, args.profile_steps)
         if rank == 0:
             record.summary["step_ms"] = step_ms
             print("a step on rank 0: " + ", ".join(f"{ms:.1f} ms {name}" for name, ms in step_ms.items()))
@@ -230,4 +236,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/05_batch_size.py, unchanged while this number fits: 0e66b7f68fe1
+# From solutions/05_batch_size.py, unchanged while this number fits: eb2dd39d7e57

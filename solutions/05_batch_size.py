@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 solutions/05_batch_size.py --model resnet18 --width 0.25 \\
         --batch-size 256 --base-lr 0.2 --epochs 3 --profile-steps 5
 
-This is the script of chapter 04, and a profile after training: how long a step computes, waits for the slowest
-rank and communicates. The record of the run, with profile and cost, goes to --run-dir.
+This is the script of chapter 04, with gradient accumulation (--micro-batch-size) for batches that a device does not
+hold, and a profile after training: how long a step computes, waits for the slowest rank and communicates. The record
+of the run, with profile and cost, goes to --run-dir.
 """
 
 import argparse
@@ -37,6 +38,7 @@ def parse_args():
     add("--train-images", type=int, help="train on the first so many images only")
     add("--epochs", type=int, default=20, help="at most so many")
     add("--batch-size", type=int, default=64, help="images a step in each process")
+    add("--micro-batch-size", type=int, help="images at once in each process (default: all of its batch)")
     add("--base-lr", type=float, default=0.05, help="learning rate")
     add("--momentum", type=float, default=0.9)
     add("--target-accuracy", type=float, help="stop when validation has reached it ...")
@@ -170,6 +172,7 @@ def main():
         effective_batch = world_size * args.batch_size
         record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
 
+    micro_batch = args.micro_batch_size or args.batch_size
     training_time, epochs_at_target = 0.0, 0
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
@@ -180,14 +183,22 @@ def main():
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
         for images, labels in steps:
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-                logits = parallel(images)
-                loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()
-            loss.backward()
+            # step 5: gradient accumulation
+            # Gradients add up over the micro-batches, so each loss counts by its share of the images. Only the last
+            # backward communicates. no_sync must hold the forward pass as well: there DDP prepares its messages.
+            taken = 0
+            for few, their in zip(images.split(micro_batch), labels.split(micro_batch), strict=True):
+                taken += len(their)
+                with nullcontext() if taken == len(labels) else parallel.no_sync():
+                    with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                        logits = parallel(few)
+                        loss = F.cross_entropy(logits, their)
+                    (loss * len(their) / len(labels)).backward()
+                correct = (logits.argmax(dim=1) == their).sum()
+                sums += torch.stack([loss.detach().double() * len(their), correct, correct.new_tensor(len(their))])
+
             optimizer.step()
-            correct = (logits.argmax(dim=1) == labels).sum()
-            sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 
         if device.type == "cuda":
             torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
@@ -233,8 +244,8 @@ def main():
         record.summary["device_seconds"] = device_seconds
         print(f"{world_size} x {training_time:.1f} s of training")
     if args.profile_steps:
-        images, labels = next(iter(loader))
-        step_ms = profile(parallel, images.to(device), labels.to(device), bfloat16, args.profile_steps)
+        images, labels = (part[:micro_batch].to(device) for part in next(iter(loader)))
+        step_ms = profile(parallel, images, labels, bfloat16, args.profile_steps)
         if rank == 0:
             record.summary["step_ms"] = step_ms
             print("a step on rank 0: " + ", ".join(f"{ms:.1f} ms {name}" for name, ms in step_ms.items()))

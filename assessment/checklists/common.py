@@ -2,6 +2,7 @@
 
 from assessment.checklists.lab import Item, Lab
 from assessment.laws import (
+    accumulation,
     batchnorm,
     by_hand,
     group,
@@ -29,7 +30,8 @@ ORDER = (
     by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike, validation.trains_in_training_mode,
     lockstep.trains_all_layers, batchnorm.is_used,
     batchnorm.takes_statistics_of_all, batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
-    by_hand.goes_round_the_ring, lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
+    by_hand.goes_round_the_ring, accumulation.takes_micro_batches, accumulation.weighs_images_alike,
+    lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
     images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
     images.orders_change, images.obeys_the_seed, timing.computes_as_asked, rates.ignores_the_processes,
     rates.knows_the_factor,
@@ -42,6 +44,7 @@ ORDER = (
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.times_the_slowest_rank, timing.measures_a_step, timing.measures_waiting,
     timing.measures_communication, timing.counts_the_cost,
+    accumulation.communicates_once,
 )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """Lab 05: where the time of a step goes, and what a run costs."""
 
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.laws import timing
+from assessment.laws import accumulation, images, lockstep, records, timing
 from assessment.trials.plan import Plan
 
+DIVIDED = "each batch in micro-batches"
 PLANS = (
     Plan(
         TWO,
@@ -13,6 +14,8 @@ PLANS = (
         delays={"forward:1": timing.SLOW_S},
     ),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
+    # The last of a batch's micro-batches is smaller: 20, 20 and 8 images.
+    Plan(DIVIDED, 2, {"epochs": 1, "batch_size": 48, "micro_batch_size": 20, "seed": 3}, reference=TWO),
 )
 NOTES = "pytorch.org/docs/stable/notes/ddp.html"
 ITEMS = {
@@ -38,6 +41,23 @@ ITEMS = {
         ((TWO, timing.counts_the_cost), (THREE, timing.counts_the_cost)),
         "a device that waits is paid for like one that computes: GPU-hours are hours times devices",
         "device_seconds = world_size * training_time",
+    ),
+    5: (
+        tuple(
+            (DIVIDED, law)
+            for law in (
+                accumulation.takes_micro_batches,
+                accumulation.weighs_images_alike,
+                lockstep.averages,
+                images.settings_are_obeyed,
+                accumulation.communicates_once,
+                records.records_epochs,
+            )
+        ),
+        "backward adds to the gradients that are there, so a batch may come in parts: each loss counts by its share of"
+        " the batch's images, and the gradients are sent with the last part (DistributedDataParallel.no_sync)",
+        "(loss * len(few) / len(labels)).backward() for each part, inside parallel.no_sync() but for the last; then one"
+        " optimizer.step()",
     ),
 }
 LAB = lab("05_batch_size", PLANS, ITEMS)

@@ -78,6 +78,8 @@ def watch_modules(recorder, seen):
         facts = {"number": number, "teaches": teaches, "line": recorder.place()}
         # Wrappers are left alone by the eval() of what they wrap, so leaves tell.
         facts["in_training"] = any(one.training for one in module.modules() if not any(True for _ in one.children()))
+        # DistributedDataParallel averages outside Python; what its no_sync switches says whether it will.
+        facts["is_averaged"] = getattr(module, "require_backward_grad_sync", False)
         facts["layers_in_training"] = any(layer.training for layer in module.modules() if is_two_faced(layer))
         if images is not None:
             facts["rows"] = fingerprints(images).tolist()

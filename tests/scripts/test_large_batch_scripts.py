@@ -57,6 +57,14 @@ def test_without_what_it_adds_each_script_is_the_one_before(train):
         assert largest_difference(first, other) < 1e-6, chapter
 
 
+def test_micro_batches_take_the_steps_of_the_whole_batch_and_count_the_same(train):
+    alone, (row,), _ = train(SCRIPTS["05"], 1, "--batch-size", 64)
+    apart, (own_row,), summary = train(SCRIPTS["05"], 2, "--batch-size", 32, "--micro-batch-size", 12)  # 12, 12 and 8
+    assert largest_difference(alone, apart) < 1e-5
+    assert own_row["train_loss"] == pytest.approx(row["train_loss"], rel=1e-5)
+    assert own_row["train_accuracy"] == row["train_accuracy"] and summary["effective_batch"] == 64
+
+
 class Delayed(torch.nn.Module):
     """A layer whose forward takes 10 ms on rank 0 and 60 ms on rank 1, by a ``clock`` that nothing else moves on."""
 

@@ -84,7 +84,7 @@ def _events(rank, is_whole):
     is_first = True
     for one in rank.events:
         if one["event"] == "forward" and is_whole:
-            names = ("event", "time", "teaches", "line")
+            names = ("event", "time", "teaches", "is_averaged", "line")
             if is_first and one["teaches"]:
                 names, is_first = (*names, "rows", "logits", "buffers"), False
             kept = {name: one[name] for name in names if name in one}
