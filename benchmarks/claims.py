@@ -14,7 +14,6 @@ The exit code is 1 where a claim does not hold in every run, or with a margin be
 import argparse
 import ast
 import csv
-import hashlib
 import json
 import os
 import sys
@@ -28,6 +27,7 @@ from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from benchmarks.digests import digest
 from benchmarks.machine import processor
 from benchmarks.spreads import RUNS, SECONDS, holds, page, spreads
 from utils.devices import has_fast_bfloat16
@@ -39,7 +39,8 @@ RESULTS = ROOT / "benchmarks/results"
 SEED_STEP = 10
 OLDER = {"LOCKSTEP_PRECISION": "float32", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 ENVIRONMENTS = {"float32": OLDER, "bfloat16": {"LOCKSTEP_PRECISION": "bfloat16"}}
-COLUMNS = ("chapter", "precision", "seed", "claim", "value", "at_least", "at_most", "code", "processor", "torch")
+COLUMNS = ("chapter", "precision", "seed", "claim", "value", "code", "processor", "torch")
+BOUNDS = ("at_least", "at_most")
 SHOWING = {"plots", "diagrams", "recorded", "print", "Difference"}
 
 
@@ -62,17 +63,30 @@ def measurements(path):
 def code_of(notebook):
     """Return a digest of what a notebook measures: runs of other measurements are no runs of this notebook.
 
-    Layout, comments, imports, and what only shows something (figures, words, prints of the notebook) are left out; what
-    a cell of many processes prints is how it hands its measurements over, and counts.
+    Layout, comments, imports, what only shows something (figures, words, prints of the notebook) and bounds are left
+    out; what a cell of many processes prints is how it hands its measurements over, and counts.
     """
-    digest = hashlib.sha256()
+    cells = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
             magics = [line for line in cell.source.splitlines() if line.startswith("%%")]
             code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
             showing = SHOWING - {"print"} if magics else SHOWING
-            digest.update("\n".join([*magics, ast.dump(Measuring(showing).visit(ast.parse(code)))]).encode())
-    return digest.hexdigest()[:12]
+            cells += [ast.Constant(magics), Measuring(showing).visit(ast.parse(code))]
+    return digest(*cells)
+
+
+def bounds_of(notebook):
+    """Return the bounds that a notebook's claims ask for, by their texts: at least, at most; None for no bound."""
+    found = {}
+    for cell in notebook.cells:
+        code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
+        for node in ast.walk(ast.parse(code if cell.cell_type == "code" else "")):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "claim":
+                asked = {one.arg: one.value for one in node.keywords if one.arg in BOUNDS}
+                numbers = (ast.literal_eval(asked[name]) if name in asked else None for name in BOUNDS)
+                found[ast.literal_eval(node.args[0])] = tuple(numbers)
+    return found
 
 
 class Measuring(ast.NodeTransformer):
@@ -92,7 +106,7 @@ class Measuring(ast.NodeTransformer):
         return None if is_shown else self.generic_visit(node)
 
     def visit_keyword(self, node):
-        return None if node.arg in ("told", "answers", "unit") else node
+        return None if node.arg in ("told", "answers", "unit", *BOUNDS) else node
 
 
 def _root(node):
@@ -121,20 +135,21 @@ def run(chapter, path, precision, seed):
         made = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     told = {"chapter": chapter, "precision": precision, "seed": seed, "code": code_of(notebook)}
     told |= {"processor": processor(), "torch": torch.__version__}
-    rows = [told | {name: one[name] for name in ("claim", "value", "at_least", "at_most")} for one in made]
-    return [*rows, told | {"claim": SECONDS, "value": round(seconds, 1), "at_least": None, "at_most": None}]
+    rows = [told | {name: one[name] for name in ("claim", "value", *BOUNDS)} for one in made]
+    return [*rows, told | {"claim": SECONDS, "value": round(seconds, 1), **dict.fromkeys(BOUNDS)}]
 
 
 def read():
-    """Return the rows of results/claims.csv, bounds and values as numbers."""
+    """Return the rows of results/claims.csv, values as numbers, and beside them the bounds of the notebooks today."""
     path = RESULTS / "claims.csv"
     if not path.exists():
         return []
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    asked = {name: bounds_of(measurements(path)) for name, path in notebooks().items()}
     for row in rows:
-        row |= {name: float(row[name]) if row[name] else None for name in ("value", "at_least", "at_most")}
-        row["seed"] = int(row["seed"])
+        bounds = asked.get(row["chapter"], {}).get(row["claim"], (None, None))
+        row |= {"value": float(row["value"]), "seed": int(row["seed"]), **dict(zip(BOUNDS, bounds, strict=True))}
     return rows
 
 
@@ -143,7 +158,7 @@ def write(rows):
     places = {name: at for at, name in enumerate(notebooks())}
     rows = sorted(rows, key=lambda row: (places.get(row["chapter"], 99), row["precision"], row["seed"]))
     with written_whole(RESULTS / "claims.csv") as part, open(part, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(row | {"value": float(f"{row['value']:.6g}")} for row in rows)
 

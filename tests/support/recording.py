@@ -7,7 +7,6 @@ to what was recorded of them: a digest of the script, and its trials (``recorded
 """
 
 import ast
-import hashlib
 import json
 import lzma
 import zlib
@@ -21,6 +20,7 @@ from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import asked, judge
 from assessment.starters.difference import untouched_steps
+from benchmarks import digests
 
 FOLDER = Path(__file__).resolve().parents[1] / "laws/recorded"
 AGAIN = "record it anew: .venv/bin/python tests/support/mutants.py --record"
@@ -32,8 +32,8 @@ def digest(submission):
     """Return what tells ``submission``'s script from any other; comments and blank lines do nothing."""
     text = submission.text()
     with suppress(SyntaxError):  # some submissions are no Python
-        text = ast.dump(ast.parse(text))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digests.digest(ast.parse(text))
+    return digests.digest(ast.Constant(text))
 
 
 def path_of(submission):

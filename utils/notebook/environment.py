@@ -3,6 +3,7 @@
 import importlib
 import shutil
 import sys
+import tomllib
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from utils.devices import physical_cores, use_bfloat16
 GIGABYTE = 1e9
 NEEDED_MEMORY_GB = 3
 NEEDED_DISK_GB = 1
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # installed or not, the course lies beside it
 MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
 
 
@@ -44,7 +46,7 @@ def check_environment(root="."):
     """Return ``Checks`` of Python, packages, device, backend, cores, memory and the disk under ``root``."""
     version = ".".join(map(str, sys.version_info[:3]))
     checks = Checks([Check("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer")])
-    for text in metadata.requires("lockstep") or []:
+    for text in tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate():
             checks.append(_package(requirement))
