@@ -149,11 +149,12 @@ def record_resnets(name, command):
 def record_assessment(name, command):
     """Train the assignment's solution as it stands, and at the starter's rate with none of the methods."""
     task, drawn, rows = assignment(), [], []
+    device = device_for(task.processes)
     factor = task.processes * task.batch_size / REFERENCE
     plain = ("--base-lr", 0.05 / factor, "--momentum", 0, "--warmup-epochs", 0)
     ways = {"the solution": (), "unchanged rate, no momentum, no warm-up": plain}
     for (label, more), seed in product(ways.items(), SEEDS):
-        arguments = (*more, "--seed", seed)
+        arguments = (*more, "--device", device, "--seed", seed)
         folder = folder_for("recorded-assessment", *arguments)
         launch("solutions/assessment.py", *arguments, processes=task.processes, threads=1, run_dir=folder).result()
         drawn.append((label, curves.read_curve(folder)))
@@ -164,8 +165,8 @@ def record_assessment(name, command):
     title = (
         f"solutions/assessment.py on {task.dataset}, {task.processes} x {task.batch_size} images a step, seeds 0 to 2"
     )
-    device = torch.cuda.get_device_name() if device_for(task.processes) == "cuda" else cores_of(task.processes)
-    recorded.keep(name, picture, rows, title=title, device=device, **about(command))
+    used = torch.cuda.get_device_name() if device == "cuda" else cores_of(task.processes)
+    recorded.keep(name, picture, rows, title=title, device=used, **about(command))
 
 
 def about(command):

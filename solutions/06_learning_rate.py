@@ -119,10 +119,9 @@ def main():
 
     torch.manual_seed(args.seed)
     channels, classes = train.images.shape[1], len(train.classes)
-    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout)
+    model = models.build(args.model, channels, classes, width=args.width, dropout=args.dropout).to(device)
     if args.sync_batchnorm:
-        model = convert_sync_batchnorm(model)  # before the optimizer and the wrapper take hold of the parameters
-    model.to(device)
+        model = convert_sync_batchnorm(model)  # on its device, before optimizer and wrapper hold the parameters
 
     # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
     parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)

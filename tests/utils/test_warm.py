@@ -7,6 +7,7 @@ import sys
 
 import psutil
 import pytest
+import torch
 from conftest import until
 
 from utils.launch import processes as system
@@ -167,6 +168,12 @@ def test_a_process_whose_server_has_died_meanwhile_ends_before_its_first_line(sc
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
     assert run([script(program), script("print('never')", "inner.py")], tmp_path / "log", COLD)[1:] == (0, "1\n")
+
+
+def test_beside_a_gpu_programs_start_cold(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    started, *told = run([script("print('here')")], tmp_path / "log")
+    assert isinstance(started, subprocess.Popen) and told == [0, "here\n"]
 
 
 def test_an_environment_too_long_for_a_message_starts_cold(script, tmp_path):

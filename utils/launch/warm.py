@@ -2,7 +2,8 @@
 
 ``start`` gives what ``subprocess.Popen`` would. The process off which programs are forked starts with the first of
 them and ends with this one. A program starts cold where its environment differs from that process's in what is read
-as torch is imported, with ``LOCKSTEP_COLD=1``, and on systems other than Linux.
+as torch is imported, with ``LOCKSTEP_COLD=1``, where there is a GPU (CUDA does not outlive a fork), and on systems
+other than Linux.
 """
 
 import atexit
@@ -179,7 +180,11 @@ def warm_up(start_cold):
 
 
 def _is_wanted(environment):
-    return sys.platform == "linux" and environment.get("LOCKSTEP_COLD") != "1"
+    if sys.platform != "linux" or environment.get("LOCKSTEP_COLD") == "1":
+        return False
+    import torch  # here, since whoever starts cold need not wait for it
+
+    return not torch.cuda.is_available()
 
 
 def _running_server(start_cold):

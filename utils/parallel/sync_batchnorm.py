@@ -29,7 +29,8 @@ class SyncBatchNorm(_BatchNorm):
     precision. In evaluation mode it is BatchNorm. Parameters and buffers have BatchNorm's names. The
     gradients of weight and bias are those of this rank's loss, to be averaged like all others.
 
-    Raises ``UserError`` for an input of another shape, and where all ranks together have one value a channel.
+    Raises ``UserError`` for an input of another shape or on another device than the CPU, and where all ranks together
+    have one value a channel.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, group=None):
@@ -47,6 +48,8 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(inputs)
         if not self.training or not dist.is_initialized() or dist.get_world_size(self.group) == 1:
             return super().forward(inputs)
+        if inputs.device.type != "cpu":
+            raise UserError("this SyncBatchNorm is for the CPU: move the network to its GPU before it is converted")
         mean, variance, count = statistics_of_all_ranks(inputs, self.group)
         if self.running_mean is not None:
             self._update_running_statistics(mean, variance, count)
