@@ -52,6 +52,35 @@ def parse_args():
     return parser.parse_args(), vars(parser.parse_args([]))
 
 
+def join_group(args):
+    """Join the processes that torchrun has started; return rank, local rank, world size and this one's device."""
+    # TODO 1 Learn who this process is. torchrun starts this file once for each rank and puts RANK,
+    # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment, as text: read the four numbers.
+    # Look up: os.environ, int, "Environment Variables" in the documentation of torchrun
+    rank, local_rank, world_size, local_world_size = 0, 0, 1, 1
+
+    # TODO 2 Take a device of your own, then join the group. On a machine with several GPUs each process uses
+    # the one of its local rank: hand both local numbers to choose_device, and make the GPU the current one.
+    # Join with the backend of the device and --timeout, so that nobody waits for ever for a rank that died.
+    # Look up: torch.cuda.set_device, torch.distributed.init_process_group, datetime.timedelta
+    device, backend = devices.choose_device(args.device, args.backend)
+
+    return rank, local_rank, world_size, device
+
+
+def read_data(args, local_rank):
+    """Return training and test images, prepared by one process of each machine."""
+    # TODO 3 Prepare the data once on each machine: local rank 0 does it, the others wait until it has.
+    # Otherwise all do the same work, or read what another has half written. A download may take longer than
+    # --timeout, so wait in a group with more patience. Look up: torch.distributed.barrier and new_group
+    prepare(args.dataset, args.data_dir)
+
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+    return train, test
+
+
 @torch.inference_mode()
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
@@ -73,28 +102,9 @@ def evaluate(model, test, device, rank, world_size):
 
 def main():
     args, defaults = parse_args()
-
-    # TODO 1 Learn who this process is. torchrun starts this file once for each rank and puts RANK,
-    # LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE into the environment, as text: read the four numbers.
-    # Look up: os.environ, int, "Environment Variables" in the documentation of torchrun
-    rank, local_rank, world_size, local_world_size = 0, 0, 1, 1
-
-    # TODO 2 Take a device of your own, then join the group. On a machine with several GPUs each process uses
-    # the one of its local rank: hand both local numbers to choose_device, and make the GPU the current one.
-    # Join with the backend of the device and --timeout, so that nobody waits for ever for a rank that died.
-    # Look up: torch.cuda.set_device, torch.distributed.init_process_group, datetime.timedelta
-    device, backend = devices.choose_device(args.device, args.backend)
-
+    rank, local_rank, world_size, device = join_group(args)
+    train, test = read_data(args, local_rank)
     bfloat16 = devices.use_bfloat16(args.precision, device)
-
-    # TODO 3 Prepare the data once on each machine: local rank 0 does it, the others wait until it has.
-    # Otherwise all do the same work, or read what another has half written. A download may take longer than
-    # --timeout, so wait in a group with more patience. Look up: torch.distributed.barrier and new_group
-    prepare(args.dataset, args.data_dir)
-
-    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
-    if args.train_images:
-        train = train.first(args.train_images)
 
     # TODO 4 Give each rank its share: all ranks shuffle alike, rank r takes every world_size-th image from r
     # on. The sampler replaces the loader's shuffle and generator. Let both drop the remainder, so that no image
@@ -189,4 +199,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/03_ddp.py, unchanged while this number fits: 94f3cd44e382
+# From solutions/03_ddp.py, unchanged while this number fits: f2da58552024

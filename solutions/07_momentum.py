@@ -75,6 +75,43 @@ class SGD(torch.optim.Optimizer):
                 weight.sub_(state["velocity"], alpha=group["lr"])
 
 
+def join_group(args):
+    """Join the processes that torchrun has started; return rank, local rank, world size and this one's device."""
+    # torchrun starts this file once for each rank and puts the numbers into the environment.
+    if "RANK" not in os.environ:
+        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
+    device, backend = devices.choose_device(
+        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=args.timeout),
+        device_id=device if backend == "nccl" else None,
+    )
+    return rank, local_rank, world_size, device
+
+
+def read_data(args, local_rank):
+    """Return training and test images, prepared by one process of each machine."""
+    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
+    # in a group of their own, because a download may take longer than --timeout.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    if local_rank == 0:
+        prepare(args.dataset, args.data_dir)
+    dist.barrier(patient)
+    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
+    if args.train_images:
+        train = train.first(args.train_images)
+    return train, test
+
+
 @torch.inference_mode()
 def evaluate(model, test, device, rank, world_size):
     """Return loss and accuracy of ``model`` over all test images, the same on every rank."""
@@ -98,36 +135,9 @@ def evaluate(model, test, device, rank, world_size):
 
 def main():
     args, defaults = parse_args()
-
-    # torchrun starts this file once for each rank and puts the numbers into the environment.
-    if "RANK" not in os.environ:
-        raise UserError(f"start this script with torchrun: torchrun --standalone --nproc-per-node 2 {__file__}")
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    world_size, local_world_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-
-    # A process uses the GPU of its local rank; its global rank would name a GPU that another node has.
-    device, backend = devices.choose_device(
-        args.device, args.backend, local_rank=local_rank, local_world_size=local_world_size
-    )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    # A rank that dies makes the others fail after the timeout at the latest, so nothing waits for ever.
-    dist.init_process_group(
-        backend,
-        timeout=timedelta(seconds=args.timeout),
-        device_id=device if backend == "nccl" else None,
-    )
+    rank, local_rank, world_size, device = join_group(args)
+    train, test = read_data(args, local_rank)
     bfloat16 = devices.use_bfloat16(args.precision, device)
-
-    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
-    # in a group of their own, because a download may take longer than --timeout.
-    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
-    if local_rank == 0:
-        prepare(args.dataset, args.data_dir)
-    dist.barrier(patient)
-    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
-    if args.train_images:
-        train = train.first(args.train_images)
 
     # Every rank shuffles alike and takes its share. Dropping the remainder (less than one global batch,
     # other images each epoch) keeps shares equal and disjoint; padding would repeat images instead.

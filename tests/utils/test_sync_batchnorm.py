@@ -195,8 +195,9 @@ def test_evaluation_is_batchnorms(ranks_of):
         assert torch.equal(found, expected)
 
 
-def too_few(shape):
-    SyncBatchNorm(CHANNELS)(torch.zeros(shape) if dist.get_rank() == 0 else torch.zeros(0, *shape[1:]))
+def too_few(shape, device="cpu"):
+    rows = shape[0] if dist.get_rank() == 0 else 0
+    SyncBatchNorm(CHANNELS)(torch.zeros(rows, *shape[1:], device=device))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,13 @@ def test_impossible_inputs_are_refused(ranks_of, shape, told):
     running.start(too_few, shape)
     for ok, text in running.outcomes(limit=30):
         assert not ok and "UserError" in text and re.search(told, text)
+
+
+def test_on_another_device_it_says_what_to_do(ranks_of):
+    running = ranks_of(2)
+    running.start(too_few, (4, CHANNELS), "meta")  # as on a GPU
+    for ok, text in running.outcomes(limit=30):
+        assert not ok and "UserError" in text and "move the network to its GPU before it is converted" in text
 
 
 def test_conversion_keeps_parameters_buffers_names_and_mode():
