@@ -141,10 +141,4 @@ def build(name, channels, classes, *, width=1.0, dropout=0.01):
         network = wide_resnet(channels, classes, stem_width, widths, dropout, pool_stem=True)
     else:
         raise UserError(f"--model {name} is unknown; choose one of {', '.join(MODELS)}")
-    network.to(memory_format=torch.channels_last)
-    for weight in network.parameters():
-        # With one input channel both layouts are the same bytes. A GPU's gradients come with the plain strides, and
-        # DistributedDataParallel warns where a weight's are others.
-        if weight.dim() == 4 and weight.shape[1] == 1:
-            weight.data = weight.data.clone(memory_format=torch.contiguous_format)
-    return network
+    return network.to(memory_format=torch.channels_last)
