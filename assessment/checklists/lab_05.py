@@ -1,4 +1,4 @@
-"""Lab 05: where the time of a step goes, and what a run costs."""
+"""Lab 05: where the time of a step goes, what a run costs, and a batch in micro-batches."""
 
 from assessment.checklists.common import THREE, TWO, lab
 from assessment.laws import accumulation, images, lockstep, records, timing
