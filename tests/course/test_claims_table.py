@@ -21,23 +21,18 @@ def row(value, at_least=None, at_most=None):
     return {"value": value, "at_least": at_least, "at_most": at_most}
 
 
-def test_every_measured_run_held_and_with_enough_of_them_the_margin_too():
-    for key, by in spreads.spreads(claims.read()).items():
-        for precision, spread in by.items():
-            assert spread.held == len(spread.values), (key, precision)
-            assert spread.is_sure or len(spread.values) < spreads.RUNS, (key, precision)
-
-
-def test_every_measured_claim_is_one_of_the_notebooks():
+def test_every_claim_of_the_course_held_in_every_run_of_both_precisions_with_its_margin():
     asked = {name: claims.bounds_of(claims.measurements(path)) for name, path in claims.notebooks().items()}
-    measured = {(row["chapter"], row["claim"]) for row in claims.read() if row["claim"] != spreads.SECONDS}
-    assert measured <= {(chapter, claim) for chapter, bounds in asked.items() for claim in bounds}
-    assert sum(map(len, asked.values())) > 80
+    found = spreads.spreads(claims.read())
+    assert found.keys() == {(chapter, claim) for chapter, bounds in asked.items() for claim in bounds}
+    assert len(found) > 80
+    for key, by in found.items():
+        assert by.keys() == {*spreads.PRECISIONS} and all(spread.is_sure for spread in by.values()), key
 
 
 def test_the_runs_are_those_of_the_notebooks_as_they_stand():
     codes = {name: claims.code_of(claims.measurements(path)) for name, path in claims.notebooks().items()}
-    assert {(row["chapter"], row["code"]) for row in claims.read()} <= set(codes.items())
+    assert {(row["chapter"], row["code"]) for row in claims.read()} == set(codes.items())
 
 
 def test_the_page_is_that_of_the_runs():
