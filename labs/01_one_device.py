@@ -8,7 +8,6 @@ order, run the script after each, and in the end with --target-accuracy 0.85. Th
 to --run-dir.
 """
 
-import argparse
 import time
 
 import torch
@@ -17,32 +16,18 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from utils import devices, models, runs
+from utils.arguments import Flags
 from utils.data import load, prepare, whole_batch
-from utils.data.augment import AUGMENTATIONS, augment
+from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
-    add("--data-dir", default="data", help="where prepared datasets lie")
-    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
-    add("--train-images", type=int, help="train on the first so many images only")
-    add("--epochs", type=int, default=20, help="at most so many")
-    add("--batch-size", type=int, default=64, help="images a step")
-    add("--base-lr", type=float, default=0.05, help="learning rate")
-    add("--momentum", type=float, default=0.9)
-    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
-    add("--patience", type=int, default=2, help="... in so many epochs in a row")
-    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
-    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
-    add("--dropout", type=float, default=0.01)
-    add("--augment", choices=AUGMENTATIONS, default="none")
-    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
-    add("--device", choices=devices.DEVICES, default="auto")
-    add("--seed", type=int, default=0)
-    return parser.parse_args(), vars(parser.parse_args([]))
+    flags = Flags(__doc__)
+    flags.take("dataset", "data-dir", "run-dir", "train-images", "augment")
+    flags.take("epochs", "batch-size", "base-lr", "momentum", "target-accuracy", "patience", "seed")
+    flags.take("model", "width", "dropout", "precision", "device")
+    return flags.parse_args(), flags.defaults()
 
 
 @torch.inference_mode()
@@ -139,4 +124,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/01_one_device.py, unchanged while this number fits: c028076b9852
+# From solutions/01_one_device.py, unchanged while this number fits: cb8ee6035a1f

@@ -6,7 +6,6 @@ This is the finished script of chapter 07; momentum is PyTorch's. Two TODOs let 
 once they are done, add --warmup-epochs 1.5. The record of the run goes to --run-dir.
 """
 
-import argparse
 import os
 import time
 from datetime import timedelta
@@ -20,41 +19,20 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from utils import devices, models, runs
-from utils.arguments import at_least
+from utils.arguments import Flags
 from utils.data import load, prepare, whole_batch
-from utils.data.augment import AUGMENTATIONS, augment
+from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 from utils.parallel.sync_batchnorm import convert_sync_batchnorm
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
-    add("--data-dir", default="data", help="where prepared datasets lie")
-    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
-    add("--train-images", type=int, help="train on the first so many images only")
-    add("--epochs", type=int, default=20, help="at most so many")
-    add("--batch-size", type=int, default=64, help="images a step in each process")
-    add("--base-lr", type=float, default=0.05, help="learning rate for --reference-batch images")
-    add("--reference-batch", type=at_least(1), default=32, help="effective batch that --base-lr is meant for")
-    add("--lr-scaling", choices=("none", "sqrt", "linear"), default="none", help="how the rate follows the batch")
-    add("--warmup-epochs", type=at_least(0.0), default=0.0, help="epochs during which the rate climbs to its full size")
-    add("--momentum", type=float, default=0.9)
-    add("--lr-decay", type=at_least(0.0), default=0.0, help="divide the rate by 1 + decay x step")
-    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
-    add("--patience", type=int, default=2, help="... in so many epochs in a row")
-    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
-    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
-    add("--dropout", type=float, default=0.01)
-    add("--augment", choices=AUGMENTATIONS, default="none")
-    add("--sync-batchnorm", action="store_true", help="BatchNorm over the images of all processes")
-    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
-    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
-    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
-    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--seed", type=int, default=0)
-    return parser.parse_args(), vars(parser.parse_args([]))
+    flags = Flags(__doc__)
+    flags.take("dataset", "data-dir", "run-dir", "train-images", "augment")
+    flags.take("epochs", "batch-size", "base-lr", "reference-batch", "lr-scaling", "warmup-epochs", "lr-decay")
+    flags.take("momentum", "target-accuracy", "patience", "seed")
+    flags.take("model", "width", "dropout", "sync-batchnorm", "precision", "device", "backend", "timeout")
+    return flags.parse_args(), flags.defaults()
 
 
 def join_group(args):
@@ -229,4 +207,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/08_warmup.py, unchanged while this number fits: e17300bdc28e
+# From solutions/08_warmup.py, unchanged while this number fits: 7549b4112449

@@ -7,7 +7,6 @@ gradients up, weighted by the shares; all take the same step. --worker-load 1,0.
 half as many images as the first. The record of the run goes to --run-dir.
 """
 
-import argparse
 import os
 import time
 from datetime import timedelta
@@ -20,35 +19,24 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from utils import devices, models, runs
+from utils.arguments import Flags, at_least
 from utils.data import load, prepare, whole_batch
-from utils.data.augment import AUGMENTATIONS, augment
+from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dataset", default="digits", help="digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH")
-    add("--data-dir", default="data", help="where prepared datasets lie")
-    add("--run-dir", help="where the record goes (default: runs/<script>-<settings>)")
-    add("--train-images", type=int, help="train on the first so many images only")
-    add("--epochs", type=int, default=20, help="at most so many")
-    add("--global-batch-size", type=int, default=64, help="images a step, of all processes together")
-    add("--worker-load", help="how much each process takes, such as 1,0.5; 0 leaves one out (default: all alike)")
-    add("--base-lr", type=float, default=0.05, help="learning rate")
-    add("--momentum", type=float, default=0.9)
-    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
-    add("--patience", type=int, default=2, help="... in so many epochs in a row")
-    add("--model", choices=models.MODELS, default="wide-resnet-tiny")
-    add("--width", type=float, default=1.0, help="factor on the channels of every layer")
-    add("--dropout", type=float, default=0.01)
-    add("--augment", choices=AUGMENTATIONS, default="none")
-    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
-    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
-    add("--backend", choices=("gloo", "nccl"), help="default: nccl on GPUs, gloo on the CPU")
-    add("--timeout", type=float, default=60, help="seconds after which a rank that waits for another gives up")
-    add("--seed", type=int, default=0)
-    return parser.parse_args(), vars(parser.parse_args([]))
+    flags = Flags(__doc__)
+    flags.take("dataset", "data-dir", "run-dir", "train-images", "augment")
+    flags.take("epochs", "base-lr", "momentum", "target-accuracy", "patience", "seed")
+    flags.take("model", "width", "dropout", "precision", "device", "backend", "timeout")
+    flags.add_argument(
+        "--global-batch-size", type=at_least(1), default=64, help="images a step, of all processes together"
+    )
+    flags.add_argument(
+        "--worker-load", help="how much each process takes, such as 1,0.5; 0 leaves one out (default: all alike)"
+    )
+    return flags.parse_args(), flags.defaults()
 
 
 def read_loads(text, world_size):

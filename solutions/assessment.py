@@ -6,7 +6,6 @@ Defaults are the assignment's (assessment/config.json). What lets a large batch 
 follows the batch, it warms up, the optimizer has momentum, and the rate goes down towards the end.
 """
 
-import argparse
 import math
 import os
 import sys
@@ -25,31 +24,26 @@ if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
 
 from assessment import assignment, finish, report
 from utils import devices, models
+from utils.arguments import Flags
 from utils.data import load, prepare, whole_batch
-from utils.data.augment import AUGMENTATIONS, augment
+from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 
 
 def parse_args():
     task = assignment()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dataset", default=task.dataset, help="digits-rgb, cifar10 or folder:PATH")
-    add("--data-dir", default="data", help="where prepared datasets lie")
-    add("--run-dir", default="runs/assessment", help="where the record goes")
-    add("--epochs", type=int, default=task.epochs, help="at most so many")
-    add("--batch-size", type=int, default=task.batch_size, help="images a step in each process")
-    add("--target-accuracy", type=float, help="stop when validation has reached it ...")
-    add("--patience", type=int, default=task.patience, help="... in so many epochs in a row")
-    add("--base-lr", type=float, default=0.025, help="learning rate for 32 images")
-    add("--momentum", type=float, default=0.9)
-    add("--warmup-epochs", type=float, default=2.0, help="epochs during which the rate climbs to its full size")
-    add("--augment", choices=AUGMENTATIONS, default="colour")
-    add("--precision", choices=devices.PRECISIONS, default="auto", help="auto is bfloat16 where it is faster")
-    add("--device", choices=devices.DEVICES, default="auto", help="auto is a GPU for each process, or the CPU")
-    add("--dropout", type=float, default=0.01)
-    add("--seed", type=int, default=0)
-    return parser.parse_args(), task
+    flags = Flags(__doc__).take("data-dir", "precision", "device", "dropout", "seed")
+    flags.take("dataset", default=task.dataset, help="digits-rgb, cifar10 or folder:PATH")
+    flags.take("run-dir", default="runs/assessment", help="where the record goes")
+    flags.take("epochs", default=task.epochs)
+    flags.take("batch-size", default=task.batch_size)
+    flags.take("target-accuracy")
+    flags.take("patience", default=task.patience)
+    flags.take("base-lr", default=0.025, help="learning rate for 32 images")
+    flags.take("momentum")
+    flags.take("warmup-epochs", default=2.0)
+    flags.take("augment", default="colour")
+    return flags.parse_args(), task
 
 
 @torch.inference_mode()

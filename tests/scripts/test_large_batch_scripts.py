@@ -153,18 +153,6 @@ def test_the_optimizers_of_the_labs_are_those_of_torch_and_of_utils():
             assert (found - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--reference-batch", "0"), ("--warmup-epochs", "-1"), ("--lr-decay", "nan"), ("--weight-decay", "-0.1")],
-)
-def test_settings_out_of_range_are_named(arguments, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["09_novograd.py", *arguments])
-    with pytest.raises(SystemExit):
-        importlib.import_module("solutions.09_novograd").parse_args()
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {arguments[0]}: {arguments[1]} is out of range: choose" in last
-
-
 def test_a_batch_that_no_process_can_fill_ends_in_one_line(train):
     with pytest.raises(RunError, match="--batch-size 641 is more than a process has images") as error:
         train(SCRIPTS["09"], 1, "--batch-size", 641)
