@@ -3,14 +3,18 @@
     python -m assessment.check labs/03_ddp.py [--lab 03]
 
 The exit code is 0 when all steps are done, 1 when not. In a notebook ``check("03")`` shows the same list.
-The first hint is the symptom in your own run's numbers; asked again about the same miss, the checker adds
-the idea and where it is documented, then the call. ``Overview()`` shows what has been done of all labs.
+The first hint is the symptom in your own run's numbers; where you have tried something and the miss is the same, the
+checker adds the idea and where it is documented, then the call. ``Overview()`` shows what has been done of all labs.
 """
 
 import argparse
+import hashlib
+import re
 import sys
 from html import escape
 from pathlib import Path
+
+from tqdm.auto import tqdm
 
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
@@ -24,31 +28,50 @@ from utils.errors import UserError, one_line_errors
 from utils.notebook import progress
 
 
-def check(lab, script=None):
+def check(lab, script=None, show=True):
     """Check ``labs/<lab>_*.py`` (or ``script``) and return a ``Report``, which shows itself.
 
-    A learner's mistake never raises. Raises ``UserError`` where there is no such lab or script.
+    With ``show`` a bar tells how far it is, and the first finding as soon as there is one. A learner's mistake never
+    raises. Raises ``UserError`` where there is no such lab or script.
     """
     plan = checklist(lab)
-    result = examine(script or starter_of(plan.name), plan, ORDER)
+    with tqdm(total=len(plan.plans), desc="half a minute, or less", unit="run", disable=not show, leave=False) as bar:
+        result = examine(script or starter_of(plan.name), plan, ORDER, tell=lambda found: _move(bar, found))
     report = Report(result, _strength(result))
     _keep(result)
     return report
 
 
+def _move(bar, result):
+    """Move ``bar`` on by a run, and say what it has shown, which a later one may explain better."""
+    bar.update()
+    if result.cause is not None:
+        item = result.cause.item
+        bar.set_postfix_str(f"seen: {item.number}, {item.title}" if item else "the script does not come to its end")
+
+
 def _strength(result):
-    """Return how strong the hint is to be: one more than the last time, if the root cause is the same."""
+    """Return how strong the hint is to be: one more than the last time, if the root cause is the same.
+
+    It stays as it was where nobody has changed the script since: who wants the next hint tries something first.
+    """
     cause = result.cause
     kept = progress.read().get("checks", {}).get(result.lab.name, {})
     if cause is None or kept.get("cause") != _name(cause):
         return 1
-    return min(STRENGTHS, kept.get("strength", 0) + 1)
+    has_tried = kept.get("script") != _digest(result.script)
+    return min(STRENGTHS, max(1, kept.get("strength", 0) + has_tried))
 
 
 def _name(cause):
-    """Return what tells one cause from another: the law, and of an error its last line."""
-    error = (cause.verdict.symptom.strip().splitlines() or [""])[-1] if cause.law is survives else ""
-    return f"{cause.law.__name__} {error}".strip()
+    """Return what tells one cause from another: the law, and what was seen without its numbers; of an error the end."""
+    lines = cause.verdict.symptom.strip().splitlines() or [""]
+    told = lines[-1] if cause.law is survives else re.sub(r"[\d.,]+", "#", lines[0])
+    return f"{cause.law.__name__} {told}".strip()
+
+
+def _digest(script):
+    return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
 
 
 def _keep(result):
@@ -56,7 +79,7 @@ def _keep(result):
     done = [number for number in steps if result.states[number] == DONE]
     cause = result.cause and _name(result.cause)
     facts = {"done": done, "of": len(steps), "cause": cause, "strength": _strength(result)}
-    progress.keep("checks", result.lab.name, facts)
+    progress.keep("checks", result.lab.name, facts | {"script": _digest(result.script)})
 
 
 class Overview:
@@ -101,9 +124,7 @@ def main():
         lab = "assessment"
     if not lab.isdigit() and lab != "assessment":
         raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")
-    if sys.stderr.isatty():
-        print("half a minute, or less ...", file=sys.stderr)
-    report = check(lab, None if not args.script.suffix else args.script)
+    report = check(lab, None if not args.script.suffix else args.script, show=sys.stderr.isatty())
     print(report)
     sys.exit(0 if report.is_done else 1)
 

@@ -9,6 +9,7 @@ from assessment.laws import (
     images,
     lockstep,
     optimizers,
+    properties,
     rates,
     records,
     timing,
@@ -20,10 +21,9 @@ from assessment.starters.difference import steps
 DOCS = "pytorch.org/docs/stable"
 TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"
 
+# A run whose accuracies go up and down is run again, and stopped by a target between them.
+STOPPED = {"target_accuracy": records.telling_target, "patience": "2"}
 # From cause to consequence: the first broken law is the one to look at.
-# A rate at which accuracies go up and down, and the same run stopped by a target between them.
-UNSTEADY = {"base_lr": "0.4"}
-STOPPED = UNSTEADY | {"target_accuracy": records.telling_target, "patience": "2"}
 ORDER = (
     group.knows_its_rank, group.joins, records.one_rank_writes, records.prepares_once, group.survives,
     group.meets,
@@ -31,7 +31,7 @@ ORDER = (
     lockstep.trains_all_layers, batchnorm.is_used,
     batchnorm.takes_statistics_of_all, batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
     by_hand.goes_round_the_ring, accumulation.takes_micro_batches, accumulation.weighs_images_alike,
-    lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
+    lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep, lockstep.draws_apart,
     images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
     images.orders_change, images.obeys_the_seed, timing.computes_as_asked, rates.ignores_the_processes,
     rates.knows_the_factor,
@@ -39,9 +39,11 @@ ORDER = (
     optimizers.chooses_the_optimizer, optimizers.divides_by_the_layers_size, optimizers.takes_novograd_steps,
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
-    unwatched.is_the_same_unwatched,
+    unwatched.is_the_same_unwatched, lockstep.trains_as_one_process,
     records.stops_together,
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
+    records.counts_correct_answers, properties.reports_training_as_one_process,
+    properties.reports_validation_as_one_process, properties.learns,
     records.times_the_slowest_rank, timing.measures_a_step, timing.measures_waiting,
     timing.measures_communication, timing.counts_the_cost,
     accumulation.communicates_once,
@@ -59,12 +61,13 @@ KEPT = Item(
     everywhere(
         group.joins, lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
         lockstep.averages,
-        lockstep.steps_alike, lockstep.stays_in_lockstep,
+        lockstep.steps_alike, lockstep.stays_in_lockstep, lockstep.trains_as_one_process,
         images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
         images.orders_change, validation.evaluates_in_evaluation_mode, validation.judges_test_images,
         validation.judges_alike,
         validation.saves_the_network, validation.reports_the_truth, records.one_rank_prints, records.one_rank_writes,
-        records.records_epochs,
+        records.records_epochs, records.counts_correct_answers, rates.ignores_the_processes,
+        properties.reports_training_as_one_process, properties.reports_validation_as_one_process,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",

@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from assessment.checklists.lab import DONE, UNBEGUN, UNSEEN, WRONG, Miss, Result
-from assessment.laws.group import meets, survives
-from assessment.laws.lockstep import averages
+from assessment.laws.group import joins, meets, survives
 from assessment.laws.verdict import unseen
 from assessment.starters.difference import untouched_steps
 from assessment.starters.make import is_untouched
@@ -22,13 +21,15 @@ from assessment.trials.plan import Plan, Trials
 from assessment.trials.salvage import remove
 from utils.errors import UserError
 
+PROCESSES = 3  # that are compared with one
 
-def examine(script, lab, order, server=None, stage=None, look=None):
+
+def examine(script, lab, order, server=None, stage=None, look=None, tell=None):
     """Run ``lab``'s trials on ``script`` and return the ``Result``; a learner's mistake is a result, no error.
 
     ``order`` lists all laws from cause to consequence. Who examines many scripts hands over a ``ForkServer``, and
     the ``Stage`` with the data for trials. ``look`` is shown the trials by name and the ``Result``, while what
-    the trials left is still there.
+    the trials left is still there; ``tell`` is shown the ``Result`` so far after each of the lab's trials.
     """
     script = Path(script).absolute()
     try:
@@ -38,7 +39,8 @@ def examine(script, lab, order, server=None, stage=None, look=None):
     if is_untouched(text):
         return Result(lab, script, {item.number: UNSEEN for item in lab.items}, [], is_untouched=True)
     began, untouched = time.monotonic(), untouched_steps(lab.name, text)
-    with tried(script, lab, untouched, server, stage) as trials:
+    tell_so_far = tell and (lambda trials: tell(judge(lab, script, trials.done, order, untouched)))
+    with tried(script, lab, untouched, server, stage, tell_so_far) as trials:
         result = judge(lab, script, trials.done, order, untouched)
         if look:
             look(trials.done, result)
@@ -47,8 +49,11 @@ def examine(script, lab, order, server=None, stage=None, look=None):
 
 
 @contextmanager
-def tried(script, lab, untouched=frozenset(), server=None, stage=None):
-    """Put ``script`` through ``lab``'s trials and yield the ``Trials``; what they left goes when the block ends."""
+def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None):
+    """Put ``script`` through ``lab``'s trials and yield the ``Trials``; what they left goes when the block ends.
+
+    ``tell`` is shown the ``Trials`` after each.
+    """
     with ExitStack() as stack:
         server = server or stack.enter_context(ForkServer())
         folder = Path(mkdtemp(prefix="lockstep-check-", dir=server.work))
@@ -58,25 +63,34 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None):
             stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
         for plan in lab.plans:
-            if own.attempt(plan).outcome.state != "finished" and not plan.is_cold:
+            is_over = own.attempt(plan).outcome.state == "finished"
+            if tell:
+                tell(own)
+            if not is_over and not plan.is_cold:
                 break  # what a broken run shows in other trials would only repeat it
-        _compare_with_one_process(own)
+        _compare_with_one_process(own, lab)
         yield own
 
 
-def _compare_with_one_process(trials):
-    """Where a finished run hides its gradients, add the runs that show whether N processes equal one."""
+def _compare_with_one_process(trials, lab):
+    """Add the two runs that show whether many processes train as one, where a run has shown that there are many."""
     finished = [one for one in trials.done.values() if one.outcome.state == "finished" and one.evidence.world_size > 1]
-    hidden = [one for one in finished if one.run.is_watched and asked(averages, one).holds is None]
-    if hidden and "batch_size" in hidden[0].evidence.settings:
-        settings = {"epochs": 2, "batch_size": 16, "seed": 3}
-        small = {"model": "lenet"}  # nothing in it looks at one share alone
-        plans = Plan("many", 2, settings, small), Plan("one", 1, settings | {"batch_size": 32}, small)
-        others = copy(trials)
-        others.done = {}
-        pair = tuple(others.attempt(plan) for plan in plans)
-        for one in hidden:
-            one.undivided = pair
+    joined = [one for one in finished if one.run.is_watched and asked(joins, one)]
+    if not joined:
+        return
+    settings, batch = {"epochs": 2, "seed": 3}, 11
+    has_global = "global_batch_size" in joined[0].evidence.settings
+    many = {"global_batch_size": PROCESSES * batch} if has_global else {"batch_size": batch}
+    one = {"global_batch_size" if has_global else "batch_size": PROCESSES * batch}
+    plans = (
+        Plan("many", PROCESSES, settings | many, lab.pair | lab.pair_of_many, is_calm=True),
+        Plan("one", 1, settings | one, lab.pair, is_calm=True),
+    )
+    others = copy(trials)
+    others.done = {}
+    pair = tuple(others.attempt(plan) for plan in plans)
+    for one in joined:
+        one.undivided = pair
 
 
 def asked(law, trial):

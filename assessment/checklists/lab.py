@@ -37,6 +37,9 @@ class Lab:
     dataset: str = "digits"  # whose place the data of the trials takes
     beginning: str = ""  # what is said of a starter that nobody has touched, where there is no TODO 1
     beyond: str = ""  # what is said when all is done, where there is more than is checked
+    numbers_todos: bool = True  # its parts are the numbered TODOs of a starter
+    pair: dict = field(default_factory=dict)  # flags of the runs as many processes and as one
+    pair_of_many: dict = field(default_factory=dict)  # flags of the run as many alone
     record_step: int | None = None  # the step before which every process writes a record of its own
 
 

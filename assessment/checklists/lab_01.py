@@ -1,17 +1,16 @@
 """Lab 01: one device that measures what it does."""
 
-from assessment.checklists.common import STOPPED, UNSTEADY, lab
+from assessment.checklists.common import STOPPED, lab
 from assessment.checklists.lab import Item
 from assessment.laws import images, lockstep, records, timing, validation
 from assessment.trials.plan import Plan
-from assessment.trials.trial import CALM
 
 FULL, HALF, FREE, STOPS = "float32", "bfloat16", "up and down", "stops early"
 PLANS = (
     Plan(FULL, 1, {"epochs": 2, "batch_size": 32, "seed": 3}, delays={"evaluation:0": 0.3}),
     Plan(HALF, 1, {"epochs": 1, "batch_size": 25, "seed": 8}, {"precision": "bfloat16"}),
-    Plan(FREE, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, UNSTEADY),
-    Plan(STOPS, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, STOPPED, reference=FREE),
+    Plan(FREE, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, is_calm=True),
+    Plan(STOPS, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, STOPPED, reference=FREE, is_calm=True),
 )
 STARTED = (
     images.shares_are_disjoint,
@@ -59,4 +58,4 @@ ITEMS = {
         "epochs_at_target = epochs_at_target + 1 if at_target else 0; done = epochs_at_target == args.patience",
     ),
 }
-LAB = lab("01_one_device", PLANS, ITEMS, kept=KEPT, optional=frozenset(CALM) | {"base_lr"})
+LAB = lab("01_one_device", PLANS, ITEMS, kept=KEPT)

@@ -45,7 +45,7 @@ ITEMS = {
         "dist.batch_isend_irecv([P2POp(isend, chunks[out], right), P2POp(irecv, buffer, left)]), then wait for all",
     ),
     5: (
-        everywhere(lockstep.averages, lockstep.stays_in_lockstep),
+        everywhere(lockstep.averages, lockstep.stays_in_lockstep, lockstep.trains_as_one_process),
         "a rank's gradient is the mean over its own images; in the mean over all it weighs own / total",
         "flat = torch.cat(gradients) * own / total, through the ring, and back with split and view_as",
     ),
@@ -55,4 +55,4 @@ ITEMS = {
         "mean = sum of f mean_r; variance = sum of f (variance_r + (mean_r - mean)^2), all-reduced",
     ),
 }
-LAB = lab("02_from_scratch", PLANS, ITEMS, kept=KEPT)
+LAB = lab("02_from_scratch", PLANS, ITEMS, kept=KEPT, pair_of_many={"worker_load": "1,0.5,0.8"})

@@ -1,8 +1,8 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, UNSTEADY, everywhere, lab
+from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere, lab
 from assessment.checklists.lab import Item
-from assessment.laws import group, images, lockstep, rates, records, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -10,12 +10,18 @@ FREE, STOPS = "up and down", "stops early"
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}),
     Plan(
-        THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"step 6:1": 0.3, "step 12:1": 0.3}, reference=TWO
+        THREE,
+        3,
+        {"epochs": 3, "batch_size": 11, "seed": 8},
+        delays={"step 6:1": 0.3, "step 12:1": 0.3, "evaluation:0": 0.3},
+        reference=TWO,
     ),
-    Plan(COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}),
+    Plan(
+        COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}, is_calm=True
+    ),
     # Shares of the test set differ: by one rank's own accuracy the run would end long before the other's.
-    Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, UNSTEADY),
-    Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, STOPPED, reference=FREE),
+    Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, is_calm=True),
+    Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, STOPPED, reference=FREE, is_calm=True),
 )
 KEPT = Item(
     0,
@@ -66,7 +72,12 @@ ITEMS = {
         "sampler.set_epoch(epoch) at the head of each epoch",
     ),
     6: (
-        everywhere(lockstep.starts_alike, lockstep.averages, lockstep.stays_in_lockstep, lockstep.steps_alike),
+        (
+            *everywhere(lockstep.starts_alike, lockstep.averages, lockstep.stays_in_lockstep, lockstep.steps_alike),
+            (TWO, lockstep.trains_as_one_process),
+            (TWO, lockstep.draws_apart),
+            (THREE, properties.learns),
+        ),
         "equal weights and equal gradients keep the ranks equal: the wrapper sends rank 0's weights to all at the"
         f" start and averages gradients in backward ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
         "parallel = DistributedDataParallel(model), called in the loop instead of model",
@@ -84,7 +95,12 @@ ITEMS = {
         " effective_batch=world_size * args.batch_size",
     ),
     8: (
-        (*everywhere(records.records_epochs), (THREE, records.times_the_slowest_rank)),
+        (
+            *everywhere(
+                records.records_epochs, records.counts_correct_answers, properties.reports_training_as_one_process
+            ),
+            (THREE, records.times_the_slowest_rank),
+        ),
         f"an epoch is over when its slowest rank is done, and every rank counted its own images only"
         f" ({DOCS}/distributed.html, all_reduce and ReduceOp)",
         "dist.all_reduce(seconds, op=dist.ReduceOp.MAX) and dist.all_reduce(sums)",
@@ -95,6 +111,7 @@ ITEMS = {
             validation.evaluates_in_evaluation_mode,
             validation.judges_test_images,
             validation.judges_alike,
+            properties.reports_validation_as_one_process,
         ),
         "sums over all test images, divided once, are exact for shares of any size; means of means and padded shares"
         f" are not. Running statistics differ between ranks until they are sent ({DOCS}/distributed.html, broadcast)",
@@ -108,5 +125,5 @@ ITEMS = {
     ),
 }
 
-OPTIONAL = frozenset(CALM) | {"base_lr", "target_accuracy", "patience"}
+OPTIONAL = frozenset(CALM) | {"target_accuracy", "patience"}
 LAB = lab("03_ddp", PLANS, ITEMS, kept=KEPT, optional=OPTIONAL, record_step=7)

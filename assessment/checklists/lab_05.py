@@ -60,4 +60,4 @@ ITEMS = {
         " optimizer.step()",
     ),
 }
-LAB = lab("05_batch_size", PLANS, ITEMS)
+LAB = lab("05_batch_size", PLANS, ITEMS, pair={"micro_batch_size": "4"})

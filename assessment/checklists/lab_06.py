@@ -4,7 +4,7 @@ from assessment.checklists.common import THREE, TWO, lab
 from assessment.laws import rates
 from assessment.trials.plan import Plan
 
-LEFT = "the rate left alone"
+LEFT, SMALL = "the rate left alone", "a batch below the reference"
 PLANS = (
     Plan(
         TWO,
@@ -24,6 +24,12 @@ PLANS = (
         {"epochs": 1, "batch_size": 40, "seed": 3},
         {"lr_scaling": "none", "base_lr": "0.03", "reference_batch": "10"},
     ),
+    Plan(
+        SMALL,
+        1,
+        {"epochs": 1, "batch_size": 24, "seed": 3},
+        {"lr_scaling": "linear", "base_lr": "0.03", "reference_batch": "60"},
+    ),
 )
 PAPER = "Goyal et al. 2017, section 2.1"
 ITEMS = {
@@ -34,7 +40,7 @@ ITEMS = {
         "factor = world_size * args.batch_size / args.reference_batch",
     ),
     2: (
-        ((TWO, rates.follows_the_batch), (THREE, rates.follows_the_batch), (LEFT, rates.follows_the_batch)),
+        tuple((name, rates.follows_the_batch) for name in (TWO, THREE, LEFT, SMALL)),
         f"linear takes factor times the rate, sqrt the root of factor times, none leaves it ({PAPER})",
         'rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]',
     ),

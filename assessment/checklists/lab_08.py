@@ -4,7 +4,7 @@ from assessment.checklists.common import THREE, TWO, lab
 from assessment.laws import rates
 from assessment.trials.plan import Plan
 
-DECAYING = "warm-up and decay"
+DECAYING, SMALL = "warm-up and decay", "a batch below the reference"
 SCALED = {"lr_scaling": "linear", "base_lr": "0.005", "reference_batch": "8"}
 PLANS = (
     Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, SCALED | {"warmup_epochs": "1.5"}),
@@ -15,13 +15,19 @@ PLANS = (
         {"epochs": 2, "batch_size": 40, "seed": 3},
         SCALED | {"warmup_epochs": "1.0", "lr_decay": "0.2"},
     ),
+    Plan(
+        SMALL,
+        1,
+        {"epochs": 1, "batch_size": 24, "seed": 3},
+        {"lr_scaling": "linear", "base_lr": "0.02", "reference_batch": "60", "warmup_epochs": "0.5"},
+    ),
 )
 PAPER = "Goyal et al. 2017, section 2.2"
 ITEMS = {
     1: (
-        ((TWO, rates.rates_follow_the_plan), (THREE, rates.rates_follow_the_plan)),
+        tuple((name, rates.rates_follow_the_plan) for name in (TWO, THREE, SMALL)),
         f"the rate climbs evenly from rate / factor to rate over the first epochs, step by step ({PAPER}); without"
-        " warm-up it is the full rate at once",
+        " warm-up it is the full rate at once, and a batch below the reference needs none",
         "cold + (1 - cold) * min(1.0, step / warmup_steps), with cold = 1 / max(1.0, factor)",
     ),
     2: (

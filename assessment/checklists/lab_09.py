@@ -13,7 +13,12 @@ PLANS = (
         {"optimizer": "novograd", "base_lr": "0.01", "weight_decay": "0.01"},
     ),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, {"optimizer": "novograd", "base_lr": "0.02"}),
-    Plan(SGD, 1, {"epochs": 1, "batch_size": 40, "seed": 3}, {"optimizer": "sgd", "momentum": "0.7"}),
+    Plan(
+        SGD,
+        1,
+        {"epochs": 1, "batch_size": 40, "seed": 3},
+        {"optimizer": "sgd", "momentum": "0.7", "weight_decay": "0.3"},
+    ),
 )
 PAPER = "Ginsburg et al. 2019, algorithm 1"
 ITEMS = {
@@ -34,4 +39,4 @@ ITEMS = {
         "NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)",
     ),
 }
-LAB = lab("09_novograd", PLANS, ITEMS)
+LAB = lab("09_novograd", PLANS, ITEMS, pair={"optimizer": "novograd", "base_lr": "0.01"})

@@ -2,21 +2,22 @@
 
 from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere
 from assessment.checklists.lab import Item, Lab
-from assessment.laws import group, images, lockstep, records, unwatched, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, unwatched, validation
 from assessment.task import assignment
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
 FREE, STOPS, UNWATCHED = "up and down", "stops early", "nobody watches"
 FIRST = {"epochs": 2, "batch_size": 16, "seed": 3}
-UNSTEADY = {"base_lr": "0.1"}  # where accuracies on colour images go up and down
 PLANS = (
     Plan(TWO, 2, FIRST),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, reference=TWO),
-    Plan(COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}),
+    Plan(
+        COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}, is_calm=True
+    ),
     Plan(UNWATCHED, 2, FIRST, reference=TWO, is_watched=False),
-    Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, UNSTEADY),
-    Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, STOPPED | UNSTEADY, reference=FREE),
+    Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, is_calm=True),
+    Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, STOPPED, reference=FREE, is_calm=True),
 )
 
 ITEMS = (
@@ -57,9 +58,14 @@ ITEMS = (
     Item(
         3,
         "one mean gradient, one network",
-        everywhere(
-            lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers, lockstep.averages,
-            lockstep.steps_alike, lockstep.stays_in_lockstep,
+        (
+            *everywhere(
+                lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
+                lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep,
+            ),
+            (TWO, rates.ignores_the_processes),
+            (TWO, lockstep.trains_as_one_process),
+            (THREE, properties.learns),
         ),
         "equal weights and equal gradients keep the ranks equal"
         f" ({DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html)",
@@ -71,7 +77,7 @@ ITEMS = (
         "exact validation",
         everywhere(
             validation.reports_the_truth, validation.evaluates_in_evaluation_mode, validation.judges_test_images,
-            validation.judges_alike,
+            validation.judges_alike, properties.reports_validation_as_one_process,
         ),
         "sums over all test images, divided once, are exact for shares of any size; a mean of the ranks' means is not"
         f" ({DOCS}/distributed.html, all_reduce)",
@@ -93,7 +99,8 @@ ITEMS = (
         5,
         "one rank prints and writes the bare network",
         everywhere(
-            records.one_rank_prints, records.one_rank_writes, validation.saves_the_network, records.records_epochs
+            records.one_rank_prints, records.one_rank_writes, validation.saves_the_network, records.records_epochs,
+            records.counts_correct_answers, properties.reports_training_as_one_process,
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank",
         "if rank == 0: report(args, model, ...)",
@@ -128,7 +135,7 @@ ITEMS = (
     ),
 )  # fmt: skip
 
-OPTIONAL = frozenset(CALM) | {"base_lr", "target_accuracy", "patience"}
+OPTIONAL = frozenset(CALM) | {"target_accuracy", "patience"}
 BEGINNING = "assessment/README.md says what the script must do; begin with the group of all processes."
 BEYOND = (
     "Not checked here: whether it learns enough. Train it as the assignment asks; the last line says whether it reached"
@@ -142,4 +149,5 @@ LAB = Lab(
     dataset=assignment().dataset,
     beginning=BEGINNING,
     beyond=BEYOND,
+    numbers_todos=False,
 )

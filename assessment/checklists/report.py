@@ -28,6 +28,11 @@ class Report:
     def is_done(self):
         return self.result.is_done
 
+    @property
+    def part(self):
+        """What a part of the lab is called: the starters count TODOs, and a step is one of training."""
+        return "TODO" if self.result.lab.numbers_todos else "part"
+
     def lines(self):
         """Return the report as (mark, text) pairs; the mark is None for what is no step."""
         result = self.result
@@ -41,7 +46,7 @@ class Report:
             state = result.states[item.number]
             yield state, f"{item.number:>2}  {item.title}" + (f"  ({state})" if state in (UNSEEN, UNBEGUN) else "")
         if result.is_done:
-            yield None, "All steps are done."
+            yield None, f"All {self.part}s are done."
             if result.lab.beyond:
                 yield None, result.lab.beyond
         cause = result.cause
@@ -60,10 +65,8 @@ class Report:
             yield None, f"Next: TODO {result.next_step.number} ({result.next_step.title})."
         elif not result.is_done:
             waiting = [item.number for item in result.lab.items if result.states[item.number] != DONE]
-            yield (
-                None,
-                f"Nothing was seen yet of {_numbers(waiting)}: the run did not get that far, or does not show it.",
-            )
+            unseen = _numbers(self.part, waiting)
+            yield None, f"Nothing was seen yet of {unseen}: the run did not get that far, or does not show it."
         for advice in result.advice:
             yield None, f"Right, but: {advice}"
 
@@ -72,7 +75,7 @@ class Report:
         for item in self.result.lab.items:
             found = [miss for miss in self.result.misses if miss.item is item and miss.verdict.holds is False]
             if found and item is not cause.item and self.result.states[item.number] == WRONG:
-                yield f"  step {item.number}: {shorten(found[0].verdict.symptom, WIDE, placeholder=' …')}"
+                yield f"  {self.part} {item.number}: {shorten(found[0].verdict.symptom, WIDE, placeholder=' …')}"
 
     def hints(self, miss):
         """Return the lines about the root cause."""
@@ -84,14 +87,14 @@ class Report:
                 yield from MEETING[: self.strength - 1]
             return
         idea, call = miss.item.hints(miss.law)
-        yield f"First, step {miss.item.number}, {miss.item.title}{where}:"
+        yield f"First, {self.part} {miss.item.number}, {miss.item.title}{where}:"
         yield f"  What was seen: {miss.verdict.symptom}."
         if self.strength > 1:
             yield f"  The idea: {idea}."
         if self.strength > 2:
             yield f"  The call: {call}."
         elif self.grows:
-            yield "  Checked again with the same miss, the next hint is stronger."
+            yield "  Once you have tried something and the miss is the same, the next hint is stronger."
 
     def __repr__(self):
         return "\n".join(f"{MARKS[mark]} {text}" if mark else text for mark, text in self.lines())
@@ -105,5 +108,5 @@ class Report:
         return f"<div style='font-family: monospace; line-height: 1.5'>{''.join(rows)}</div>"
 
 
-def _numbers(numbers):
-    return ("steps " if len(numbers) > 1 else "step ") + ", ".join(map(str, numbers))
+def _numbers(part, numbers):
+    return f"{part}{'s' if len(numbers) > 1 else ''} " + ", ".join(map(str, numbers))

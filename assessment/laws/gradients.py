@@ -14,6 +14,9 @@ from assessment.laws.verdict import HOLDS, broken, listed, unseen
 
 CLOSE = 0.03  # compressed gradients (16 bits) are nearer than this, mistakes are not
 FIT = 0.02
+BLUR = 0.1
+CLIPPED = "clipped"  # the kind of a verdict: a clip that binds would look like that
+CERTAIN = "certain"  # another kind: nothing that a script may do to the mean makes a gradient so
 
 
 def gradients_are_averaged(evidence):
@@ -24,7 +27,7 @@ def gradients_are_averaged(evidence):
     for number, steps in enumerate(rounds, start=1):
         lost = next(filter(is_no_number, steps), None)
         if lost:
-            return broken(f"the gradient of step {number} is no number: the training has diverged", lost.line)
+            return broken(f"the gradient of step {number} is no number: the training has diverged", lost.line, CERTAIN)
     found = [count_images(steps) for steps in rounds]
     if weights_are_averaged(rounds, found):
         return HOLDS
@@ -34,7 +37,7 @@ def gradients_are_averaged(evidence):
             if rest > FIT:
                 return mixed(rounds, number, rank)
             if count.max() - count.min() > CLOSE * count.abs().max().clamp_min(1e-9):
-                return unequal(count, rank, number, step)
+                return unequal(count, rank, number, steps)
             scales.append((number, count.mean().item(), step))
     return scaled(scales, evidence.world_size)
 
@@ -63,26 +66,47 @@ def count_images(steps):
     names = own(steps)
     if not names:
         return [torch.ones(len(steps))] * len(steps), [0.0] * len(steps)
-    local = torch.stack([stacked(step.local, names) for step in steps], dim=1)
     total = sum(len(step.rows) for step in steps)
     weight = torch.tensor([image_weight(step, len(steps), total) * total for step in steps])
-    counts, rests = [], []
+    found, rests = shares(steps, names)
+    return [share.float() * weight for share in found], rests
+
+
+def shares(steps, names):
+    """Return, for each rank, how much of every rank's own gradient is in what it applied, and what is left over."""
+    local = torch.stack([stacked(step.local, names) for step in steps], dim=1)
+    found, rests = [], []
     for step in steps:
         applied = stacked(step.applied, names)
         share = torch.linalg.lstsq(local, applied.unsqueeze(1), driver="gelsd").solution[:, 0]
         rests.append(((local @ share - applied).norm() / applied.norm().clamp_min(1e-12)).item())
-        counts.append(share.float() * weight)
-    return counts, rests
+        found.append(share)
+    return found, rests
+
+
+def are_means(evidence):
+    """Say whether every step applies the plain mean of the ranks' own gradients, of shares of one size."""
+    for steps in evidence.rounds:
+        names = own(steps)
+        if not names or len({len(step.rows) for step in steps}) > 1:
+            return False
+        found, rests = shares(steps, names)
+        wanted = torch.full((len(steps),), 1 / len(steps), dtype=torch.float64)
+        if max(rests) > FIT or any((share - wanted).abs().max() > CLOSE / len(steps) for share in found):
+            return False
+    return bool(evidence.rounds)
 
 
 def image_weight(step, world_size, total):
     """Return how much each image weighs in a rank's loss, taken as the simple fraction that is nearest.
 
-    Losses other than plain cross-entropy (label smoothing, a penalty) blur what is measured a little.
+    Losses other than plain cross-entropy (label smoothing, a penalty) blur what is measured a little. Where a loss
+    weighs its images by itself (by their class, by how hard they are), it is the mean of their weights.
     """
-    if not step.weights:
+    if not step.weights or len(step.weights) != len(step.rows):
         return 1 / len(step.rows)
-    measured = torch.tensor(step.weights).median().item()
+    weights = torch.tensor(step.weights)
+    measured = weights.median().item() if weights.std() < BLUR * weights.mean() else weights.mean().item()
     images, passes = len(step.rows), len(step.sizes)
     simple = [1 / (images * parts) for parts in (1, world_size, 1 / world_size, 1 / passes, world_size / passes)]
     simple += [1.0, 1 / total]
@@ -139,6 +163,7 @@ def mixed(rounds, number, rank):
                 f"the gradient of step {number} on rank {rank} still holds {share[-1]:.2f} times that of step"
                 f" {number - 1}",
                 step.line,
+                CERTAIN if share[-1] > 1 - CLOSE else "",  # less would be a memory that a script means
             )
     mean = {name: torch.tensor([one.local[name] for one in steps]).mean(dim=0) for name in names}
     apart = [name for name in names if not near(torch.tensor(step.applied[name]), mean[name])]
@@ -160,28 +185,45 @@ def near(one, other):
     return (one - other).norm() <= CLOSE * other.norm().clamp_min(1e-9)
 
 
-def unequal(count, rank, number, step):
-    """Name a gradient in which the images of the ranks do not count alike."""
+def unequal(count, rank, number, steps):
+    """Name a gradient in which the images of the ranks do not count alike.
+
+    A loss may weigh the images of one share more than those of another, as long as both have as many.
+    """
     if is_local(count, rank):
         return broken(
             f"rank {rank} applies its own gradient alone: what the others computed in step {number} does not count",
-            step.line,
+            steps[rank].line,
+            CERTAIN,
         )
     told = ", ".join(f"{one:.2f} on rank {other}" for other, one in enumerate(count.tolist()))
     return broken(
-        f"in step {number} images count unequally in what rank {rank} applies (1 is right): {told}", step.line
+        f"in step {number} images count unequally in what rank {rank} applies (1 is right): {told}",
+        steps[rank].line,
+        CERTAIN if len({len(step.rows) for step in steps}) > 1 else "",
     )
 
 
 def scaled(scales, world_size):
-    """Judge a gradient that is the mean times a number: 1, or less where it was clipped."""
+    """Judge a gradient that is the mean times a number: 1 is right, and less where it was clipped."""
     off = [(number, scale, step) for number, scale, step in scales if abs(scale - 1) > CLOSE]
     if not off:
         return HOLDS
     sizes = torch.tensor([sum(norm**2 for norm in step.norms.values()) ** 0.5 for _, _, step in off])
     is_one_size = len(off) > 1 and sizes.std() < 0.01 * sizes.mean()
-    if all(scale < 1 for _, scale, _ in off) and (all(step.clipped for *_, step in off) or is_one_size):
-        return HOLDS
     number, scale, step = off[0]
-    name = "the sum over the ranks, not the mean" if abs(scale - world_size) < CLOSE * world_size else "not the mean"
-    return broken(f"the gradient applied in step {number} is {scale:.2f} times the mean gradient: {name}", step.line)
+    kind = CERTAIN if any(scale > 1 for _, scale, _ in off) else ""
+    if not kind and (all(step.clipped for *_, step in off) or is_one_size):
+        kind = CLIPPED
+    if scale > 1 and len(step.sizes) > 1 and abs(scale / len(step.sizes) - 1) < CLOSE and weighs_each_pass_whole(step):
+        name = f"the {len(step.sizes)} passes of a step are added up whole, as if each were a batch of its own"
+    else:
+        is_sum = abs(scale - world_size) < CLOSE * world_size
+        name = "the sum over the ranks, not the mean" if is_sum else "not the mean"
+    told = f"the gradient applied in step {number} is {scale:.2f} times the mean gradient: {name}"
+    return broken(told, step.line, kind)
+
+
+def weighs_each_pass_whole(step):
+    """Say whether an image weighs in its rank's loss as if its forward pass were all of the step."""
+    return bool(step.weights) and abs(image_weight(step, 1, len(step.rows)) * min(step.sizes) - 1) < 0.25

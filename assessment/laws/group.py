@@ -79,7 +79,8 @@ def meets(trial):
     """No rank waits for ever: all enter the same collectives in the same order."""
     if not waits_for_ever(trial) or ends_without_stopping(trial):
         return HOLDS
-    return broken("the ranks do not meet: " + "; ".join(parting(trial)), parting_line(trial))
+    told = "the ranks do not meet, and a collective ends only once every rank has made the call"
+    return broken("; ".join([told, *parting(trial)]), parting_line(trial))
 
 
 def waits_for_ever(trial):
@@ -110,14 +111,13 @@ def first_difference(calls):
 
 
 def parting(trial):
-    """Return in words where each rank of a hanging run stands, and where the ranks parted."""
+    """Return in words where the ranks of a hanging run parted, and where each stands."""
     calls = collectives(trial)
-    told = [f"rank {rank} {standing(trial, rank, own)}" for rank, own in enumerate(calls)]
-    at = first_difference(calls)
+    told, at = [], first_difference(calls)
     if at is not None:
         names = [f"rank {rank} {described(own[at : at + 1])}" for rank, own in enumerate(calls)]
-        told.append(f"they part at their collective number {at + 1}: " + ", ".join(names))
-    return told
+        told.append("the first call that they do not all make: " + ", ".join(names))
+    return [*told, *(f"rank {rank} {standing(trial, rank, own)}" for rank, own in enumerate(calls))]
 
 
 def parting_line(trial):

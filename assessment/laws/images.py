@@ -82,6 +82,8 @@ def labels_fit(trial):
         for pair in zip(step.rows, step.labels, strict=False)
     ]
     pairs = [(row, label) for row, label in pairs if row is not None]
+    if not pairs and any(rank.steps for rank in trial.evidence.ranks):
+        return Verdict(True, "the labels were not judged: they cannot be read off a loss of this kind")
     if not pairs:
         return unseen("no labels were seen")
     wrong = sum(known[row] != label for row, label in pairs)

@@ -1,12 +1,14 @@
 """The laws of lockstep: ranks start alike, average their gradients, step alike and end with the same weights."""
 
-from assessment.laws.gradients import gradients_are_averaged
+from assessment.laws.gradients import CERTAIN, CLIPPED, are_means, gradients_are_averaged
 from assessment.laws.group import is_left_behind
-from assessment.laws.verdict import HOLDS, broken, listed, unseen
-from assessment.recorder.sketch import distance
-from assessment.trials.artifacts import Weights
+from assessment.laws.properties import begins_near_one_process, ends_as_one_process, moves
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
 
-UNDIVIDED = 1e-3  # relative to the size of all weights
+OTHERS_OF_ITS_SHARE = (
+    "one process with the undivided batch ends with weights a little different: what an image counts depends on the"
+    " others of its share"
+)
 EQUAL = 1e-4  # relative: sums taken in another order differ by less
 
 
@@ -16,7 +18,7 @@ def starts_alike(trial):
     if any(step is None for step in first):
         return unseen("not every rank trained")
     if not all(step.seen for step in first):
-        return equals_the_undivided(trial)
+        return ends_as_one_process(trial)
     apart = differing([step.seen for step in first])
     if not apart:
         return HOLDS
@@ -28,13 +30,13 @@ def starts_alike(trial):
 
 def trains_all_layers(trial):
     """Every parameter of the network moves: the optimizer holds those that the network has."""
+    if not moves(trial):
+        return moves(trial)
     rounds = trial.evidence.rounds
-    if len(rounds) < 2:
-        return unseen("not every rank took two steps")
     first, last = rounds[0][0], rounds[-1][0]
     still = [name for name, one in first.seen.items() if last.seen.get(name) == one]
-    if not still or len(still) == len(first.seen):
-        return HOLDS  # where nothing moves at all, it is no layer's fault
+    if not still:
+        return HOLDS
     return broken(
         f"{len(still)} of the network's {len(first.seen)} parameters never move: {listed(still)}; the optimizer must"
         " hold the parameters that the network has when it trains",
@@ -45,7 +47,7 @@ def trains_all_layers(trial):
 def stays_in_lockstep(trial):
     """The weights of all ranks are the same at every training step."""
     if trial.evidence.rounds and not all(step.seen for step in trial.evidence.rounds[0]):
-        return equals_the_undivided(trial)
+        return ends_as_one_process(trial)
     for number, steps in enumerate(trial.evidence.rounds, start=1):
         apart = differing([step.seen for step in steps])
         if apart:
@@ -68,13 +70,46 @@ def differing(sketches):
 
 
 def averages(trial):
-    """Every step applies the mean gradient of all images that all ranks saw in it."""
+    """Every step applies the mean gradient of all images that all ranks saw in it.
+
+    Where many processes train as one does, it is so, and what looks otherwise is what a script does to the mean
+    (clips it, say). A sum of passes that should have been a mean is the same for any number of processes.
+    """
     if takes_the_same_images(trial.evidence):
         return unseen("all ranks take the same images, so their gradients are the same, averaged or not")
-    verdict = gradients_are_averaged(trial.evidence)
-    if verdict.holds is None and stays_in_lockstep(trial).holds is not False:
-        return equals_the_undivided(trial)
-    return verdict
+    law, whole = gradients_are_averaged(trial.evidence), ends_as_one_process(trial)
+    if law.holds is None:
+        return whole if stays_in_lockstep(trial).holds is not False else law
+    if law.kind == CLIPPED and whole.holds is None:
+        return HOLDS
+    return HOLDS if whole and law.kind != CERTAIN and stays_in_lockstep(trial) else law
+
+
+def trains_as_one_process(trial):
+    """N processes of batch b end as one of N x b: what remains to be said where no other law knows why they do not."""
+    whole = ends_as_one_process(trial)
+    if whole.holds is not False:
+        return HOLDS if averages(trial).holds is not None else whole
+    if are_means(trial.evidence) and begins_near_one_process(trial):
+        return Verdict(True, OTHERS_OF_ITS_SHARE)
+    return whole
+
+
+def draws_apart(trial):
+    """Each rank draws numbers of its own while it trains, so that dropout leaves out others in every share.
+
+    Seen is the state of torch's generator of the CPU at the first training pass. Where nothing is drawn from it (a
+    generator of its own for each layer, no dropout) the states say nothing, and may be alike.
+    """
+    first = [next((one for one in rank.named("forward") if one["teaches"]), None) for rank in trial.evidence.ranks]
+    if not all(first):
+        return unseen("not every rank trained")
+    if len(first) > 1 and len({one["generator"] for one in first}) == 1:
+        return broken(
+            "all ranks begin training with the same random numbers, so dropout leaves out the same in every share",
+            first[0]["line"],
+        )
+    return HOLDS
 
 
 def takes_the_same_images(evidence):
@@ -85,33 +120,6 @@ def takes_the_same_images(evidence):
         and steps[0].rows
         and all(sorted(map(str, step.rows)) == sorted(map(str, steps[0].rows)) for step in steps)
         for steps in rounds
-    )
-
-
-def equals_the_undivided(trial):
-    """N processes of batch b end with the weights of one process of N x b: the last judge, where nothing else shows.
-
-    Wrappers that cut weights into shards (FSDP) hide a rank's own gradients and whole weights.
-    """
-    if trial.undivided is None:
-        return unseen("no rank's own gradients were seen")
-    many, one = trial.undivided
-    if many.outcome.state != "finished" or one.outcome.state != "finished":
-        return unseen("the run did not finish with the small network and as one process")
-    batches = [
-        [sorted(row for step in steps for row in step.rows if row is not None) for steps in run.evidence.rounds]
-        for run in (many, one)
-    ]
-    if batches[0] != batches[1]:
-        return unseen("one process with the undivided batch takes other images in a step, so nothing can be compared")
-    ours, whole = (run.artifacts.weights for run in (many, one))
-    if not isinstance(ours, Weights) or not isinstance(whole, Weights) or set(ours.names) != set(whole.names):
-        return unseen("the two runs left no weights that could be compared")
-    apart = distance(ours.sketches, whole.sketches)
-    if apart < UNDIVIDED:
-        return HOLDS
-    return broken(
-        f"in the end the weights differ by {100 * apart:.2g} % from those of one process with the undivided batch"
     )
 
 

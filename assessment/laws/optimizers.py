@@ -21,22 +21,24 @@ def _move(step, names):
 
 
 def remembers(trial):
-    """Each step moves along v = momentum x v + gradient (Polyak's momentum as torch.optim.SGD has it)."""
+    """Each step moves along v = momentum x v + gradient (Polyak's momentum as torch.optim.SGD has it).
+
+    With ``--weight-decay``, decay x weight joins the gradient.
+    """
     steps = trial.evidence.ranks[0].steps
     if not steps or not _names(steps) or not all(step.rates for step in steps):
         return unseen("no step was seen")
-    names, momentum = _names(steps), flag(trial, "momentum", 0.9)
+    names, momentum, decay = _names(steps), flag(trial, "momentum", 0.9), flag(trial, "weight_decay")
     velocity = torch.zeros(len(stacked(steps[0].applied, names)), dtype=torch.float64)
     for number, step in enumerate(steps, start=1):
         gradient = stacked(step.applied, names)
-        velocity = momentum * velocity + gradient
+        velocity = momentum * velocity + gradient + decay * stacked(step.before, names)
         moved, rounding = _move(step, names)
         if step.rates[0] and not _close(moved, velocity, rounding):
             what = " moves along the gradient alone" if _close(moved, gradient) else " moves otherwise"
-            return broken(
-                f"with --momentum {momentum:g}, step {number}{what}, not along momentum x velocity + gradient",
-                step.line,
-            )
+            wanted = "momentum x velocity + gradient" + (" + decay x weight" if decay else "")
+            told = f"--momentum {momentum:g}" + (f" and --weight-decay {decay:g}" if decay else "")
+            return broken(f"with {told}, step {number}{what}, not along {wanted}", step.line)
     return HOLDS
 
 

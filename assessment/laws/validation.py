@@ -5,8 +5,7 @@ import re
 import torch
 
 from assessment.laws.lockstep import differing
-from assessment.laws.records import number
-from assessment.laws.verdict import HOLDS, Verdict, broken, listed, percent, unseen
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, percent, unseen
 from assessment.recorder.training import UNNAMED
 
 PREFIXES = ("module.", "_orig_mod.")
@@ -24,34 +23,55 @@ def saved_weights(trial):
 
 
 def saves_the_network(trial):
-    """``model.pt`` is the bare network's ``state_dict`` after the last step."""
+    """``model.pt`` is the bare network's ``state_dict``: the weights after the last step, or those judged last.
+
+    Others are judged where a script averages weights over its steps, and saves the average.
+    """
     weights = saved_weights(trial)
     if isinstance(weights, Verdict):
         return weights
     prefix = next((one for one in PREFIXES if any(name.startswith(one) for name in weights.names)), None)
     if prefix:
         return broken(f"the names in model.pt begin with {prefix!r}: it is the wrapper that was saved, not the network")
-    last = next((rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps), None)
-    if last is None:
+    steps = [rank.steps for rank in trial.evidence.ranks if rank.steps]
+    if not steps:
         return unseen("no rank trained")
-    if not last:
-        return HOLDS
+    names = set(weights.names)
+    last = saved_names(steps[0][-1].after, names)
     # Weights that are windows into one flat tensor have names of no optimizer.
-    names = sorted(set(last) & set(weights.names))
-    missing = sorted(name for name in set(last) - set(weights.names) if not name.startswith(UNNAMED))
+    missing = sorted(name for name in set(last) - names if not name.startswith(UNNAMED))
     if missing:
         return broken(f"model.pt lacks {listed(missing)}")
-    saved = {name: weights.sketches[name] for name in names}
-    averaged = mean_of_last(trial, names)
-    if differing([saved, {name: last[name] for name in names}]) and differing([saved, averaged]):
-        return broken("the weights in model.pt are not those after the last step")
+    if is_same(weights, saved_names(steps[0][0].seen, names)) and len(steps[0]) > 1:
+        return broken("the weights in model.pt are those before the first step")
+    judged = [saved_names(rank.evaluations[-1].weights, names) for rank in trial.evidence.ranks if rank.evaluations]
+    found = [one for one in (last, mean_of_last(steps, names), *judged) if one.keys() & weights.sketches.keys()]
+    if found and not any(is_same(weights, one) for one in found):
+        return broken("the weights in model.pt are those neither after the last step nor of the last validation")
     return HOLDS
 
 
-def mean_of_last(trial, names):
+def is_same(weights, sketches):
+    """Say whether the saved ``weights`` are those sketched, as far as both are known."""
+    return bool(weights.sketches.keys() & sketches.keys()) and not differing([weights.sketches, sketches])
+
+
+def saved_names(sketches, names):
+    """Return ``sketches`` by the ``names`` in model.pt; a module of the script's own puts another name before them."""
+    found = {}
+    for name, one in sketches.items():
+        parts = name.split(".")
+        ends = (".".join(parts[at:]) for at in range(len(parts)))
+        found[next((end for end in ends if end in names), name)] = one
+    return found
+
+
+def mean_of_last(steps, names):
     """Return the mean over the ranks of their weights after the last step (ranks may average weights)."""
-    every = [rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps]
-    return {name: torch.tensor([one.get(name, every[0][name]) for one in every]).mean(dim=0).tolist() for name in names}
+    every = [saved_names(own[-1].after, names) for own in steps]
+    return {
+        name: torch.tensor([one.get(name, every[0][name]) for one in every]).mean(dim=0).tolist() for name in every[0]
+    }
 
 
 def reports_the_truth(trial):
@@ -167,10 +187,13 @@ def judges_alike(trial):
 
 
 def judges_test_images(trial):
-    """No training image is judged, and no test image trained on."""
-    rows = [row for rank in trial.evidence.ranks for one in rank.evaluations for row in one.rows]
-    if not rows:
+    """It is the test images that are judged; a pass over those of training besides, for their accuracy, is no fault."""
+    evaluations = [one for rank in trial.evidence.ranks for one in rank.evaluations]
+    if not evaluations:
         return unseen("no validation was seen")
+    rows = [row for one in evaluations for row in one.rows]
+    if not rows:
+        return broken("images of the training set are judged, and no test image", evaluations[0].line)
     strangers = sum(row is None for row in rows)
     return (
         HOLDS if not strangers else broken(f"{percent(strangers, len(rows))} of the images judged are not test images")

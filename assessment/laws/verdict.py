@@ -1,5 +1,6 @@
 """What a law says about a run: it holds, it does not, or nothing was seen that could tell."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -10,6 +11,7 @@ class Verdict:
     holds: bool | None
     symptom: str = ""
     line: int | None = None  # of the script, where it is known
+    kind: str = ""  # of a symptom, where a law tells several apart
 
     def __bool__(self):
         return self.holds is True
@@ -18,9 +20,9 @@ class Verdict:
 HOLDS = Verdict(True)
 
 
-def broken(symptom, line=None):
+def broken(symptom, line=None, kind=""):
     """Return the verdict that a law is broken."""
-    return Verdict(False, symptom, line)
+    return Verdict(False, symptom, line, kind)
 
 
 def unseen(why=""):
@@ -38,3 +40,11 @@ def listed(names, limit=3):
 def percent(part, whole):
     """Return a share as text."""
     return f"{100 * part / max(1, whole):.0f} %"
+
+
+def number(text):
+    """Return what ``text`` says as a number, not a number where it says none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan

@@ -14,6 +14,8 @@ import sys
 import time
 from functools import wraps
 
+sleep = time.sleep  # as it is: what a script calls may be shortened
+
 
 class Recorder:
     """The state of recording in this process."""
@@ -41,7 +43,10 @@ class Recorder:
         ``what once:rank`` is for the first time only.
         """
         rank = os.environ.get("RANK")
-        time.sleep(self.delays.get(f"{what}:{rank}", 0) or self.delays.pop(f"{what} once:{rank}", 0))
+        seconds = self.delays.get(f"{what}:{rank}", 0) or self.delays.pop(f"{what} once:{rank}", 0)
+        if seconds:
+            sleep(seconds)
+            self.note("delayed", what=what)
 
     def place(self):
         """Return the line of the script that is being executed, or None."""

@@ -2,14 +2,17 @@
 
 import builtins
 import json
+import logging
 import os
 import sys
+import time
 from functools import wraps
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
-from assessment.recorder.events import announce
+from assessment.recorder.events import announce, sleep
 
 COLLECTIVES = (
     "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather",
@@ -18,12 +21,16 @@ COLLECTIVES = (
     "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_group", "destroy_process_group",
 )  # fmt: skip
 
+BLINK_S = 0.02
+
 
 def watch(recorder):
-    """Begin to watch ranks, collectives and files."""
+    """Begin to watch ranks, collectives, output and files."""
     watch_environment(recorder)
     watch_collectives(recorder)
+    watch_output(recorder)
     watch_files(recorder)
+    wake_sleepers(recorder)
 
 
 def watch_environment(recorder):
@@ -79,20 +86,56 @@ def watch_collectives(recorder):
     dist.distributed_c10d.init_process_group = init_process_group
 
 
-def watch_files(recorder):
-    """Write down what is printed, and which files are opened for writing."""
-    say, save = builtins.print, torch.save
-    watched = [os.path.abspath(folder) for folder in json.loads(os.environ.get("LOCKSTEP_WATCHED", "[]"))]
+def watch_output(recorder):
+    """Write down what is printed, logged or drawn as a bar."""
+    say, write, emit, begin = builtins.print, sys.stdout.write, logging.StreamHandler.emit, tqdm.__init__
+    saying = []
 
     @wraps(say)
     def printed(*values, file=None, **options):
         if file in (None, sys.stdout):
             recorder.note("print", text=" ".join(map(str, values))[:300], line=recorder.place())
-        say(*values, file=file, **options)
+        saying.append(True)
+        try:
+            say(*values, file=file, **options)
+        finally:
+            saying.pop()
+
+    def written(text):
+        if not saying and str(text).strip():
+            recorder.note("print", text=str(text)[:300], line=recorder.place())
+        return write(text)
+
+    @wraps(emit)
+    def logged(handler, entry):
+        if recorder.place() is not None and entry.name.partition(".")[0] not in ("torch", "py"):  # libraries warn
+            recorder.note("print", text=str(entry.msg)[:300], line=recorder.place())
+        emit(handler, entry)
+
+    @wraps(begin)
+    def begun(bar, *args, **kwargs):
+        if not kwargs.get("disable"):
+            recorder.note("bar", line=recorder.place())
+        begin(bar, *args, **kwargs)
+
+    builtins.print, logging.StreamHandler.emit, tqdm.__init__ = printed, logged, begun
+    sys.stdout.write = written
+
+
+def wake_sleepers(recorder):
+    """Let nobody sleep while somebody prepares the data slowly: who trusts that a while is enough is found out."""
+    if any(what.startswith("writing") for what in recorder.delays):
+        time.sleep = lambda seconds: sleep(min(seconds, BLINK_S))
+
+
+def watch_files(recorder):
+    """Write down which files are opened for writing."""
+    save = torch.save
+    watched = [os.path.abspath(folder) for folder in json.loads(os.environ.get("LOCKSTEP_WATCHED", "[]"))]
 
     def written(path):
         path = os.path.abspath(os.fsdecode(path))
-        if any(path.startswith(folder + os.sep) for folder in watched):
+        if any(path.startswith(folder) for folder in watched):  # also beside the run's folder: run-1
             recorder.note("write", path=path, line=recorder.place())
             recorder.delay("writing")
 
@@ -106,5 +149,5 @@ def watch_files(recorder):
         if event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             written(args[0])
 
-    builtins.print, torch.save = printed, saved
+    torch.save = saved
     sys.addaudithook(audit)

@@ -1,6 +1,7 @@
 """What a run did, rank by rank: the recorder's events put into steps, epochs and evaluations.
 
-In events ``rows`` are the images of a forward pass: their indices in the split that it is about, None for others.
+In events ``rows`` are the images of a forward pass: their indices in the split that it is about, None for others. An
+image is found by its pixels, however bright; one of training that was changed more than that, by where it was fetched.
 
 evidence = Evidence.read(folder, world_size, data, settings)
 evidence.ranks[1].steps[0].rows      # the training images of rank 1's first optimizer step
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from assessment.trials.identify import identify
 
 NOTHING = ("local", "applied", "norms", "weights_before", "weights_after")  # what an optimizer would show
 SAME = 0.02  # fingerprints of different images are further apart than this, roundings of one image are not
@@ -39,6 +42,8 @@ class Step:
     time: float
     dtype: str
     buffers: dict  # of the last forward pass, once it is done
+    inputs: list  # the sum of the fingerprints of what the network was given
+    correct: int  # images whose own label was the network's first choice
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Evaluation:
     in_training_mode: bool
     buffers: dict
     line: int | None
+    weights: dict  # of the network that is judged, as sketches by name
+    training_images: int = 0  # that were judged besides
 
 
 @dataclass
@@ -60,6 +67,7 @@ class Rank:
     events: list
     steps: list = field(default_factory=list)
     evaluations: list = field(default_factory=list)
+    unused: int = 0  # images of training in passes whose outcome teaches nobody
 
     def named(self, event):
         """Return the events of one kind, in order."""
@@ -81,14 +89,12 @@ class Evidence:
         for path in sorted(Path(folder).glob("*.jsonl")):
             whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")  # a rank may die while it writes
             written = [json.loads(line) for line in whole.splitlines()]
-            for one in written:
-                if "rows" in one:
-                    one["rows"] = data.find("train" if one["teaches"] else "test", one["rows"])
             told = [one["rank"] for one in written if one["event"] in ("start", "group") and one["rank"] is not None]
             if told and int(told[-1]) in events:
                 events[int(told[-1])] += written
         ranks = [Rank(rank, sorted(found, key=lambda one: one["time"])) for rank, found in events.items()]
         for rank in ranks:
+            identify(rank, data)
             _assemble(rank, data)
         return cls(ranks, data, settings)
 
@@ -120,22 +126,18 @@ class Evidence:
 def _assemble(rank, data):
     """Fill in the steps and evaluations of ``rank`` from its events."""
     told = {one["number"]: one for one in rank.named("backward")}
-    waiting, clipped, pending = [], False, None
+    waiting, clipped = [], False
     has_optimizer = bool(rank.named("step"))
     for event in rank.events:
         kind = event["event"]
-        if kind == "forward" and event["number"] in told:
-            waiting.append(event | {"told": told[event["number"]]})
+        if kind == "forward" and event["teaches"]:
+            waiting.append(event | {"told": told.get(event["number"])})
             if not has_optimizer:  # weights moved by the script itself, or by another rank: a step a forward pass
                 unseen = {name: {} for name in NOTHING} | {"rates": [], "time": event["time"]}
                 rank.steps.append(_step(unseen, waiting, False, data))
                 waiting = []
-        elif kind == "forward" and "rows" in event and not event["teaches"]:
-            if pending is None or pending.after != len(rank.steps):
-                pending = Evaluation(len(rank.steps), [], False, event["buffers"], event["line"])
-                rank.evaluations.append(pending)
-            pending.rows += event["rows"]
-            pending.in_training_mode |= event["layers_in_training"]
+        elif kind == "forward" and "rows" in event:
+            _judged(rank, event)
         elif kind == "call" and event["name"].startswith("clip_grad"):
             clipped = True
         elif kind == "step" and not waiting and rank.steps and _other_half(rank.steps[-1], event):
@@ -146,6 +148,18 @@ def _assemble(rank, data):
         elif kind == "step":
             rank.steps.append(_step(event, waiting, clipped, data))
             waiting, clipped = [], False
+
+
+def _judged(rank, event):
+    """Add a forward pass without backward to the evaluation that it belongs to."""
+    last = rank.evaluations[-1] if rank.evaluations else None
+    if last is None or last.after != len(rank.steps):
+        buffers, weights = event["buffers"], event.get("weights", {})
+        last = Evaluation(len(rank.steps), [], False, buffers, event["line"], weights)
+        rank.evaluations.append(last)
+    last.rows += event["rows"]
+    last.training_images += event["training_images"]
+    last.in_training_mode |= event["layers_in_training"]
 
 
 def _halves(step, event):
@@ -160,19 +174,21 @@ def _other_half(step, event):
 
 
 def _step(event, forwards, clipped, data):
-    rows, labels, weights = [], [], []
+    rows, labels, weights, correct = [], [], [], 0
     for forward in forwards:
-        found = forward.get("rows", [])
-        told = read_off(forward["logits"], forward["told"]["gradient"], [data.label(row) for row in found])
-        rows += found
-        labels += told[0]
-        weights += told[1]
+        rows += forward["rows"]
+        known, logits = [data.label(row) for row in forward["rows"]], forward.get("logits", [])
+        correct += sum(label == one.index(max(one)) for label, one in zip(known, logits, strict=False))
+        if logits and forward["told"] and forward["told"]["gradient"]:
+            told = read_off(logits, forward["told"]["gradient"], known)
+            labels += told[0]
+            weights += told[1]
     first, last = (forwards[0], forwards[-1]) if forwards else ({}, {})
     return Step(
         rows=rows,
         labels=labels,
         weights=weights,
-        sizes=[len(forward["logits"]) for forward in forwards],
+        sizes=[len(forward["rows"]) for forward in forwards],
         seen=first.get("weights", {}),
         rates=event["rates"],
         local=event["local"],
@@ -186,6 +202,8 @@ def _step(event, forwards, clipped, data):
         time=event["time"],
         dtype=first.get("dtype", ""),
         buffers=last.get("buffers", {}),
+        inputs=[sum(column) for column in zip(*(one["inputs"] for one in forwards if one["inputs"]), strict=True)],
+        correct=correct,
     )
 
 
@@ -194,9 +212,11 @@ def read_off(logits, gradient, known):
 
     Read from what a loss sends back to the logits. Cross-entropy sends weight x (softmax - label), the label as 0
     and 1. With labels smoothed by e it is weight x (softmax - label + e (label - 1 / classes)): then weight and e
-    are solved for over the batch. ``known`` are the images' own labels, None where an image is not known.
+    are solved for over the batch. ``known`` are the images' own labels, None where an image is not known. Of a loss
+    of another kind (squared errors, mixed labels) nothing can be read off: two empty lists.
     """
     chances, gradient = torch.tensor(logits).softmax(dim=1), torch.tensor(gradient)
+    gradient = gradient - chances * gradient.sum(dim=1, keepdim=True)  # where log-probabilities were returned
     lowest = gradient.argmin(dim=1)
     if not gradient.isfinite().all():
         return lowest.tolist(), [math.nan] * len(lowest)
@@ -212,7 +232,7 @@ def read_off(logits, gradient, known):
     solved = torch.linalg.lstsq(basis, gradient.flatten().unsqueeze(1), driver="gelsd").solution
     if (basis @ solved - gradient.flatten().unsqueeze(1)).norm() < 1e-2 * gradient.norm():
         return own.tolist(), solved[0].expand(len(own)).tolist()
-    return lowest.tolist(), weights.tolist()
+    return [], []
 
 
 def nearest(known, rows):

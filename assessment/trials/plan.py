@@ -18,6 +18,7 @@ class Plan:
     delays: dict = field(default_factory=dict)
     reference: str | None = None  # the earlier trial that this one is compared with
     is_watched: bool = True  # by the recorder
+    is_calm: bool = False  # with nothing in the network that looks at one share alone (recorder/calm.py)
 
 
 class Trials:
@@ -62,5 +63,6 @@ class Trials:
             delays=plan.delays,
             apart=self.apart,
             is_watched=plan.is_watched,
+            is_calm=plan.is_calm,
         )
         return trials.attempt(self.server, run, self.folder)

@@ -32,6 +32,11 @@ def become_rank(argv, env, log, parent):
     sys.argv = argv
     sys.path[0:0] = [os.path.dirname(argv[0])]
     random.seed()  # a process of its own would draw its own numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if torch := sys.modules.get("torch"):
+        # A fork leaves torch's pool of threads to be made anew; two threads that do so at once abort the process.
+        torch.set_num_threads(torch.get_num_threads())
     code = 1
     try:
         if "LOCKSTEP_EVIDENCE" in env:

@@ -47,6 +47,7 @@ class Run:
     delays: dict = field(default_factory=dict)
     apart: bool = False
     is_watched: bool = True  # by the recorder
+    is_calm: bool = False  # the network as recorder/calm.py has it
 
     def argv(self, run_dir):
         """Return the script and its arguments."""
@@ -85,6 +86,7 @@ def attempt(server, run, folder):
     run_dir = evidence / ("run-0" if run.apart else "run")
     argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
     beside = _beside(evidence, [run.data_dir, run_dir], run.delays) if run.is_watched else {}
+    beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
     ranks = ForkedRanks(server, argv, run.processes, CALM_ENVIRONMENT | beside, evidence)
     try:
         is_over = ranks.wait(LIMIT_S, Stillness(server, evidence))

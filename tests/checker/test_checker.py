@@ -108,13 +108,13 @@ def test_steps_that_nobody_has_begun_are_no_mistakes(examined):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("import argparse", "import argparse, tqmd", "ModuleNotFoundError: No module named 'tqmd'"),
-        ("import argparse", b"import argparse  # gr\xfc\xdf", "utf-8"),
+        ("import time", "import time, tqmd", "ModuleNotFoundError: No module named 'tqmd'"),
+        ("import time", b"import time  # gr\xfc\xdf", "utf-8"),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
                 ("parallel.train()", "parallel.train(", "SyntaxError"),
-                ('add("--seed"', 'add("--random"', "unrecognized arguments: --seed"),
+                ('"patience", "seed")', '"patience")', "unrecognized arguments: --seed"),
                 (
                     "timeout=timedelta(seconds=args.timeout)",
                     "timeout=args.timeout",

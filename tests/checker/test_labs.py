@@ -116,9 +116,9 @@ def test_an_untouched_lab_follows_its_solution(course):
     source, lab = course / "solutions/03_ddp.py", course / "labs/03_ddp.py"
     parts = course / "assessment/starters/03_ddp.txt"
     parts.write_text(parts.read_text().replace("Ten TODOs lead", "Ten steps lead"))
-    source.write_text(source.read_text().replace('add("--seed"', 'add("--first-seed"'))
+    source.write_text(source.read_text().replace('"patience", "seed")', '"patience")'))
     assert make_labs(course) == []
-    assert "Ten steps lead" in lab.read_text() and "--first-seed" in lab.read_text() and is_untouched(lab.read_text())
+    assert "Ten steps lead" in lab.read_text() and '"seed"' not in lab.read_text() and is_untouched(lab.read_text())
 
 
 SOURCE = '''"""What the script does."""

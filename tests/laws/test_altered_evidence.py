@@ -9,6 +9,7 @@ from altering import (
     altered,
     always,
     an_epoch_short,
+    as_many,
     each,
     each_call_twice,
     ends,
@@ -56,6 +57,12 @@ def weights_of_the_other_seed(trials):
 def an_epoch_past_the_target(trials):
     for rank in trials[STOPS].evidence.ranks:
         rank.steps = [*rank.steps, *rank.steps[: len(trials[FREE].evidence.ranks[0].steps) // 8]]
+
+
+def nothing_moves(trial):
+    for rank in trial.evidence.ranks:
+        for step in rank.steps:
+            step.seen = rank.steps[0].seen
 
 
 def no_texts(trial):
@@ -110,15 +117,43 @@ IN_ONE_TRIAL = {
         "days of patience": (events("group", timeout_s=60 * 86_400), "joins"),
         "two ranks of one number": (events("group", rank=0), "joins"),
         "a rank that never asks": (events("asks its rank"), "knows_its_rank"),
+        "no weight that moves": (nothing_moves, "trains_all_layers"),
+        "a run that says that it goes on": (
+            written('"state": "finished"', '"state": "running"'),
+            "records_epochs",
+        ),
+        "a time that starts anew": (metrics(1, time_s=times(0.5)), "records_epochs"),
+        "the rate of another run": (metrics(1, lr=times(2)), "records_epochs"),
+        "two images more that were right": (
+            metrics(1, train_accuracy=lambda one: one + 2 / 192),
+            "counts_correct_answers",
+        ),
+        "a loss of one share": (
+            as_many(metrics(1, train_loss=times(1.1))),
+            "reports_training_as_one_process",
+        ),
+        "a loss of one share of the test images": (
+            as_many(metrics(0, val_loss=times(0.9))),
+            "reports_validation_as_one_process",
+        ),
+        "other weights than one process has": (others_than_the_undivided, "trains_as_one_process"),
+        "ranks that draw the same": (
+            lambda trial: [events("forward", rank, generator=7)(trial) for rank in (0, 1)],
+            "draws_apart",
+        ),
+        "training images judged": (
+            lambda trial: [put(rows=always([]))(one) for rank in trial.evidence.ranks for one in rank.evaluations],
+            "judges_test_images",
+        ),
         "a rank that dies": (ends("failed", failure="KeyError: 7", exits={0: 0, 1: 1}), "survives"),
         "ranks that wait": (ends("hung", exits={}), "meets"),
     },
     ("03", THREE): {
         "the time of the fastest rank": (
-            metrics(1, epoch_time_s=times(0.1), images_per_s=times(10)),
-            "times_the_slowest_rank",
+            metrics(0, epoch_time_s=times(0.1), images_per_s=times(10), time_s=times(0.1)),
+            "records_epochs",
         ),
-        "a rate by the processes": (steps(put(rates=times(1.5))), "ignores_the_processes"),
+        "a rate by the processes": (as_many(steps(put(rates=times(1.5)))), "ignores_the_processes"),
     },
     ("03", COLD): {"both ranks prepare": (happens("write", path="{data_dir}/digits.pt"), "prepares_once")},
     ("01", FULL): {

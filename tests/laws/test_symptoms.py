@@ -19,10 +19,10 @@ MODULES = {sys.modules[law.__module__] for law in ORDER} | {gradients}
 def test_every_symptom_is_shown(monkeypatch):
     shown = set()
 
-    def noted(symptom, line=None):
+    def noted(symptom, *facts):
         frame = sys._getframe(1)
         shown.add((Path(frame.f_code.co_filename), frame.f_lineno))
-        return broken(symptom, line)
+        return broken(symptom, *facts)
 
     for module in MODULES:
         monkeypatch.setattr(module, "broken", noted)

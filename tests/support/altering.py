@@ -23,7 +23,11 @@ RIGHT = {(one.lab, one.name): one for one in submissions("right")}
 def copied(trial):
     """Return a copy of ``trial`` down to its steps and events, without what it is compared with."""
     ranks = [
-        Rank(rank.number, *([copy(one) for one in kind] for kind in (rank.events, rank.steps, rank.evaluations)))
+        Rank(
+            rank.number,
+            *([copy(one) for one in kind] for kind in (rank.events, rank.steps, rank.evaluations)),
+            unused=rank.unused,
+        )
         for rank in trial.evidence.ranks
     ]
     evidence = Evidence(ranks, trial.evidence.data, trial.evidence.settings)
@@ -242,6 +246,18 @@ def every_message_thrice(trial):
 
 
 def others_than_the_undivided(trial):
+    """Give the run as many processes other weights at its end than the run as one."""
     many, one = trial.undivided
     trial.undivided = replace(many, artifacts=copy(many.artifacts)), one
     weights(moved)(trial.undivided[0])
+
+
+def as_many(do):
+    """Return what changes the run as many processes, and leaves the run as one as it was."""
+
+    def change(trial):
+        many, one = trial.undivided
+        trial.undivided = copied(many), one
+        do(trial.undivided[0])
+
+    return change

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from assessment.recorder.networks import bare
 from assessment.recorder.sketch import DIRECTIONS
-from assessment.recorder.training import bare
 from assessment.starters.regions import ROOT
 from assessment.trials.artifacts import Artifacts, Weights
 from assessment.trials.data import trial_data
@@ -29,6 +29,7 @@ SKETCHES = ("seen", "before", "after", "local", "applied")
 COARSE, FINE, WEIGHT = {"local": 3, "applied": 4}, {"local": 6, "applied": 6}, 7
 CHANNELS = 16  # of running statistics
 TICK_S = 1e-4
+RUN = ("settings", "flags", "delays", "is_watched", "is_calm")
 SHORT = 3  # epochs of a trial whose steps are judged
 # Where a recording was made is nobody's business.
 PLACES = {sys.prefix: "/environment", sys.base_prefix: "/python", str(ROOT): "/course"}
@@ -41,7 +42,7 @@ def plain(trial, digits):
     is_whole = run.settings["epochs"] <= SHORT and run.data_dir.name != "cold"
     text = {"failure": outcome.failure, "logs": outcome.logs, "stacks": outcome.stacks, "texts": left.texts}
     text |= {"script": str(run.script), "run_dir": str(left.folder), "data_dir": str(run.data_dir)}
-    facts = _moved(text, places) | {name: getattr(run, name) for name in ("settings", "flags", "delays", "is_watched")}
+    facts = _moved(text, places) | {name: getattr(run, name) for name in RUN}
     facts |= {"state": outcome.state, "exits": sorted(outcome.exits.items())}
     facts["ranks"] = _ranks(trial.evidence.ranks, is_whole, places, digits)
     facts["undivided"] = trial.undivided and [plain(one, digits) for one in trial.undivided]
@@ -69,11 +70,12 @@ def _ranks(ranks, is_whole, places, digits):
         kept.append(
             {
                 "number": rank.number,
+                **({"unused": rank.unused} if rank.unused else {}),
                 "events": [{name: _moved(one[name], places) for name in one if name != "time"} for one in events],
                 "event_ticks": _ticks([one["time"] - began for one in events], is_whole),
                 "steps": [_step(one, is_whole, is_whole and at in last, digits) for at, one in enumerate(rank.steps)],
                 "step_ticks": _ticks([one.time - began for one in rank.steps], is_whole),
-                "evaluations": [vars(one) | {"buffers": _buffers(one.buffers, is_whole)} for one in rank.evaluations],
+                "evaluations": [_evaluation(one, is_whole) for one in rank.evaluations],
             }
         )
     return kept
@@ -86,7 +88,7 @@ def _events(rank, is_whole):
         if one["event"] == "forward" and is_whole:
             names = ("event", "time", "teaches", "is_averaged", "line")
             if is_first and one["teaches"]:
-                names, is_first = (*names, "rows", "logits", "buffers"), False
+                names, is_first = (*names, "rows", "logits", "buffers", "generator"), False
             kept = {name: one[name] for name in names if name in one}
             if "buffers" in kept:
                 kept["buffers"] = _buffers(kept["buffers"])
@@ -106,8 +108,14 @@ def _step(step, is_whole, has_buffers, digits):
     norms |= {OTHERS: [math.hypot(*others)]} if others else {}
     kept["norms"] = _columns(norms if is_whole else {}, COARSE["applied"])
     kept["weights"] = _rounded(step.weights, COARSE["local"])
+    kept["inputs"] = _rounded(step.inputs, WEIGHT)
     kept["buffers"] = _buffers(step.buffers, has_buffers)
     return kept
+
+
+def _evaluation(one, is_whole):
+    weights = _columns(one.weights if is_whole else {}, WEIGHT)
+    return vars(one) | {"buffers": _buffers(one.buffers, is_whole), "weights": weights}
 
 
 def _columns(found, digits):
@@ -123,7 +131,8 @@ def _buffers(found, are_judged=True):
 
 
 def _is_kept(name):
-    return not bare(name).startswith(LEFT_OUT)
+    parts = bare(name).split(".")  # of which the first may be the name of a wrapper
+    return not any(".".join(parts[at:]).startswith(LEFT_OUT) for at in range(len(parts)))
 
 
 def _rounded(numbers, digits):
@@ -174,7 +183,7 @@ def revived(facts, dataset):
         data=data,
         dataset=dataset,
         data_dir=Path(facts["data_dir"]),
-        **{name: facts[name] for name in ("settings", "flags", "delays", "is_watched")},
+        **{name: facts[name] for name in RUN},
     )
     told = {name: facts[name] for name in ("state", "failure", "logs", "stacks")}
     return Trial(
@@ -198,7 +207,8 @@ def _revived_rank(told):
     events = [one | {"time": time} for one, time in zip(told["events"], times, strict=True)]
     ticks = accumulate(told["step_ticks"])
     steps = [_revived_step(one, at * TICK_S) for one, at in zip(told["steps"], ticks, strict=True)]
-    return Rank(told["number"], events, steps, [Evaluation(**one) for one in told["evaluations"]])
+    evaluations = [Evaluation(**one | {"weights": _uncolumned(one["weights"])}) for one in told["evaluations"]]
+    return Rank(told["number"], events, steps, evaluations, told.get("unused", 0))
 
 
 def _revived_step(told, time):
