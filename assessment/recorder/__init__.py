@@ -1,4 +1,7 @@
-"""What is loaded into a learner's process: it writes down what a script does, and changes nothing."""
+"""What is loaded into a learner's process: it writes down what a script does, and changes nothing.
+
+Only ``calm`` does, in the trials that say so: it takes out of a network what looks at one share of a batch alone.
+"""
 
 import os
 

@@ -193,26 +193,33 @@ def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):
     unnamed = shell()
     assert unnamed.returncode == 1 and "add --lab 03" in unnamed.stderr and "Traceback" not in unnamed.stderr
     done = shell("--lab", "06")
-    assert done.returncode == 0 and "✓  2  the rule" in done.stdout and "All steps are done" in done.stdout
+    assert done.returncode == 0 and "✓  2  the rule" in done.stdout and "All TODOs are done" in done.stdout
     lab.write_text("import torch\nthis is no Python\n")
     wrong = shell("--lab", "6")
     assert wrong.returncode == 1 and "SyntaxError" in wrong.stdout and "Traceback" not in wrong.stderr
 
 
-def test_hints_grow_stronger_while_the_miss_stays_the_same(own_progress, monkeypatch):
-    plan = checklist("03")
+def test_hints_grow_stronger_where_something_was_tried_and_the_miss_stays_the_same(own_progress, monkeypatch, tmp_path):
+    plan, script = checklist("03"), tmp_path / "03_ddp.py"
     item = next(one for one in plan.items if one.number == 6)
-    miss = Miss(item.laws[0][1], broken("at the first step 3 of 9 parameters differ", 42), item)
     states = {one.number: DONE for one in plan.items} | {6: "wrong"}
-    monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [miss]))
-    told = [repr(check("03")) for _ in range(4)]
-    assert all("3 of 9 parameters differ" in one and "line 42" in one and "✗  6  wrap" in one for one in told)
-    assert [item.idea in one for one in told] == [False, True, True, True]
-    assert [item.call in one for one in told] == [False, False, True, True]
+
+    def told(miss, tried):
+        script.write_text(f"# {tried}\n")
+        monkeypatch.setattr(checking, "examine", lambda *_, **__: Result(plan, script, states, [miss]))
+        return repr(check("03"))
+
+    def apart(count):
+        return Miss(item.laws[0][1], broken(f"at the first step {count} of 9 parameters differ", 42), item)
+
+    found = [told(apart(count), tried) for count, tried in [(3, "one"), (3, "one"), (4, "two"), (4, "three")]]
+    assert all("of 9 parameters differ" in one and "line 42" in one and "✗  6  wrap" in one for one in found)
+    assert [item.idea in one for one in found] == [False, False, True, True]
+    assert [item.call in one for one in found] == [False, False, False, True]
+    same_law = Miss(item.laws[0][1], broken("rank 1 waits"), item)
+    assert item.idea not in told(same_law, "four")  # another mistake, though the law is the same
     later = next(one for one in plan.items if one.number == 9)
-    other = Miss(later.laws[0][1], broken("another"), later)
-    monkeypatch.setattr(checking, "examine", lambda *_: Result(plan, ROOT / "labs/03_ddp.py", states, [other]))
-    assert later.idea not in repr(check("03"))
+    assert later.idea not in told(Miss(later.laws[0][1], broken("another"), later), "five")
     assert "9 of 10 done" in repr(Overview())
 
 

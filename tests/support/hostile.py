@@ -163,7 +163,7 @@ SCRIPTS = (
     Hostile("daemon", DAEMON, FAIL, "none of them asked"),
     Hostile("spy", SPY, FAIL, "found []"),
     Hostile("forger", FORGER, FAIL, "none of them asked"),
-    Hostile("patches", changed("import argparse\n", "import argparse, torch.nn.parallel\n").replace(
+    Hostile("patches", changed("import math\n", "import math, torch.nn.parallel\n").replace(
         "def parse_args", "DistributedDataParallel = lambda model, **_: model\n\n\ndef parse_args"
     ), FAIL, "rank"),
     Hostile("pretends", changed(WRAPPED, UNWATCHED), FAIL, "under the recorder"),
