@@ -97,6 +97,12 @@ def are_means(evidence):
     return bool(evidence.rounds)
 
 
+def weighs_images(evidence):
+    """Say whether the loss weighs the images of a pass by itself: by their class, or by how hard they are."""
+    weights = (torch.tensor(step.weights) for rank in evidence.ranks for step in rank.steps if len(step.weights) > 1)
+    return any(one.std() > BLUR * one.mean() for one in weights)
+
+
 def image_weight(step, world_size, total):
     """Return how much each image weighs in a rank's loss, taken as the simple fraction that is nearest.
 

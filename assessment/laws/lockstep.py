@@ -1,6 +1,6 @@
 """The laws of lockstep: ranks start alike, average their gradients, step alike and end with the same weights."""
 
-from assessment.laws.gradients import CERTAIN, CLIPPED, are_means, gradients_are_averaged
+from assessment.laws.gradients import CERTAIN, CLIPPED, are_means, gradients_are_averaged, weighs_images
 from assessment.laws.group import is_left_behind
 from assessment.laws.properties import begins_near_one_process, ends_as_one_process, moves
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
@@ -92,7 +92,7 @@ def trains_as_one_process(trial):
         return Verdict(True, f"whether many processes end as one was not judged: {whole.symptom}")
     if whole.holds is not False:
         return whole
-    if are_means(trial.evidence) and begins_near_one_process(trial):
+    if are_means(trial.evidence) and weighs_images(trial.evidence) and begins_near_one_process(trial):
         return Verdict(True, OTHERS_OF_ITS_SHARE)
     return whole
 
