@@ -140,13 +140,14 @@ def moves(trial):
 
 
 def learns(trial):
-    """After some epochs the network knows most of the images that it trains on, by their own labels."""
+    """After some epochs the network knows more of the images that it trains on, by their own labels, than a guess."""
     if trial.outcome.state != "finished" or not trial.evidence.rounds:
         return unseen("the run did not finish")
     epochs = [trial.evidence.epochs(rank)[-1:] for rank in range(trial.evidence.world_size)]
     steps = [step for own in epochs for epoch in own for step in epoch]
-    seen = sum(len(step.rows) for step in steps)
-    right = sum(step.correct for step in steps)
+    if any(step.correct is None for step in steps):
+        return Verdict(True, "whether the network learns was not judged: what it returns shows no choice of a class")
+    seen, right = sum(len(step.rows) for step in steps), sum(step.correct for step in steps)
     if not seen or right >= LEARNT * seen:
         return HOLDS
     return broken(f"in the last epoch the network knows {100 * right / seen:.0f} % of the images that it trains on")

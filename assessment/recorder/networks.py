@@ -64,10 +64,8 @@ def watch_networks(recorder, seen):
         if seen.depth == 0 and any(True for _ in module.parameters()):
             passed(module, output)
             seen.images = seen.logits = None
-            if (
-                seen.was_training and not torch.is_grad_enabled()
-            ):  # once in each validation, however many batches it has
-                recorder.delay("evaluation")
+            if seen.was_training and not torch.is_grad_enabled():
+                recorder.delay("evaluation")  # once in each validation, however many batches it has
             seen.was_training = torch.is_grad_enabled()
 
     @quiet

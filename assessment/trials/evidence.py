@@ -43,7 +43,7 @@ class Step:
     dtype: str
     buffers: dict  # of the last forward pass, once it is done
     inputs: list  # the sum of the fingerprints of what the network was given
-    correct: int  # images whose own label was the network's first choice
+    correct: int | None  # images whose own label was the network's first choice; None where its choices were not seen
 
 
 @dataclass
@@ -203,7 +203,7 @@ def _step(event, forwards, clipped, data):
         dtype=first.get("dtype", ""),
         buffers=last.get("buffers", {}),
         inputs=[sum(column) for column in zip(*(one["inputs"] for one in forwards if one["inputs"]), strict=True)],
-        correct=correct,
+        correct=correct if all("logits" in one for one in forwards) else None,
     )
 
 
