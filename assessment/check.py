@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
-from assessment.checklists.lab import DONE
+from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import STRENGTHS, Report
 from assessment.laws.group import survives
 from assessment.starters.make import starter_of
@@ -37,8 +37,9 @@ def check(lab, script=None, show=True):
     plan = checklist(lab)
     with tqdm(total=len(plan.plans), desc="half a minute, or less", unit="run", disable=not show, leave=False) as bar:
         result = examine(script or starter_of(plan.name), plan, ORDER, tell=lambda found: _move(bar, found))
-    report = Report(result, _strength(result))
-    _keep(result)
+    earlier = _kept(plan.name).get("done", [])
+    report = Report(result, _strength(result), earlier=earlier)
+    _keep(result, earlier)
     return report
 
 
@@ -56,11 +57,16 @@ def _strength(result):
     It stays as it was where nobody has changed the script since: who wants the next hint tries something first.
     """
     cause = result.cause
-    kept = progress.read().get("checks", {}).get(result.lab.name, {})
+    kept = _kept(result.lab.name)
     if cause is None or kept.get("cause") != _name(cause):
         return 1
     has_tried = kept.get("script") != _digest(result.script)
     return min(STRENGTHS, max(1, kept.get("strength", 0) + has_tried))
+
+
+def _kept(lab):
+    """Return what was kept of the last check of ``lab``."""
+    return progress.read().get("checks", {}).get(lab, {})
 
 
 def _name(cause):
@@ -74,9 +80,10 @@ def _digest(script):
     return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
 
 
-def _keep(result):
+def _keep(result, earlier):
     steps = [number for number in result.states if number]  # 0 is what the starter had
-    done = [number for number in steps if result.states[number] == DONE]
+    states = result.states
+    done = [one for one in steps if states[one] == DONE or (states[one] == UNSEEN and one in earlier)]
     cause = result.cause and _name(result.cause)
     facts = {"done": done, "of": len(steps), "cause": cause, "strength": _strength(result)}
     progress.keep("checks", result.lab.name, facts | {"script": _digest(result.script)})

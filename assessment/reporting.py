@@ -6,7 +6,7 @@ from contextlib import suppress
 from assessment.task import assignment, told
 from utils.errors import UserError
 
-_records, _asked = [], []  # of the rank that reports: its record, and the name of its dataset
+_records, _asked = [], []  # of the rank that reports: its record, and the names of its dataset and its device
 
 
 def report(args, model, **row):
@@ -25,7 +25,7 @@ def report(args, model, **row):
         world_size = int(os.environ.get("WORLD_SIZE", 1))
         facts = {"world_size": world_size, "effective_batch": world_size * args.batch_size}
         _records.append(runs.Record(args.run_dir, vars(args), **facts))
-        _asked.append(getattr(args, "dataset", None))
+        _asked.append((getattr(args, "dataset", None), next((str(one.device) for one in model.parameters()), "cpu")))
     record = _records[0]
     record.epoch(model, **row)
     print(
@@ -37,11 +37,14 @@ def report(args, model, **row):
 def finish():
     """End this process once every rank is done, with the record closed; nothing runs after it.
 
-    The rank that reported says whether the assignment's target was reached.
+    The rank that reported says whether the assignment's target was reached, and whether within its time.
     """
+    from assessment import pace
     from utils import runs
 
-    for record, dataset in zip(_records, _asked, strict=True):
+    for record, (dataset, device) in zip(_records, _asked, strict=True):
         with suppress(UserError):  # a dataset that the assignment sets no target for
-            print(told([row["val_accuracy"] for row in runs.read_metrics(record.folder)], assignment(dataset)))
+            task, rows = assignment(dataset), runs.read_metrics(record.folder)
+            print(told([row["val_accuracy"] for row in rows], task))
+            print(pace.told(rows[-1]["time_s"], task, device))
     runs.finish(*_records)

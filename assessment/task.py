@@ -14,6 +14,7 @@ ASSIGNMENT = {
     "processes": COUNT,
     "batch_size": COUNT,
     "patience": COUNT,
+    "pace": MORE_THAN_NONE,
     "taught_epochs": COUNT,
     "taught_batch_size": COUNT,
     "taught_accuracy": SHARE,
@@ -43,7 +44,8 @@ NAMES = {int: "a whole number", float: "a number", str: "a name in quotes", dict
 def assignment(dataset=None, config=CONFIG):
     """Return the assignment: what ``config.json`` says for ``dataset`` (by default its own), with its fields as names.
 
-    ``model``, ``processes`` and ``batch_size`` (images a step in each); ``epochs`` at most, within ``minutes``;
+    ``model``, ``processes`` and ``batch_size`` (images a step in each); ``epochs`` at most, within ``minutes`` of
+    training on a machine that trains on ``pace`` images a second (``pace.py``);
     ``target`` accuracy in ``patience`` epochs in a row, and that for a ``distinction``. Raises ``UserError`` for a
     dataset that has no target, and for what is wrong in ``config``.
     """

@@ -18,11 +18,12 @@ MEETING = (
 class Report:
     """A ``Result`` to be read: a list of steps, one root cause, hints as strong as they were asked for.
 
-    ``grows`` says that hints are stronger the next time.
+    ``grows`` says that hints are stronger the next time, ``earlier`` which steps were done when it was checked before:
+    a run that hangs shows little, and takes nothing away.
     """
 
-    def __init__(self, result: Result, strength=1, grows=True):
-        self.result, self.strength, self.grows = result, strength, grows
+    def __init__(self, result: Result, strength=1, grows=True, earlier=()):
+        self.result, self.strength, self.grows, self.earlier = result, strength, grows, earlier
 
     @property
     def is_done(self):
@@ -44,7 +45,8 @@ class Report:
             return
         for item in result.lab.items:
             state = result.states[item.number]
-            yield state, f"{item.number:>2}  {item.title}" + (f"  ({state})" if state in (UNSEEN, UNBEGUN) else "")
+            told = "done before, not seen this time" if state == UNSEEN and item.number in self.earlier else state
+            yield state, f"{item.number:>2}  {item.title}" + (f"  ({told})" if state in (UNSEEN, UNBEGUN) else "")
         if result.is_done:
             yield None, f"All {self.part}s are done."
             if result.lab.beyond:

@@ -19,6 +19,7 @@ from assessment.grader.exam import keep_exams
 from assessment.grader.feedback import write_feedback
 from assessment.grader.marks import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
 from assessment.grader.sandbox import Limits
+from assessment.pace import budget_s, longest_s
 from assessment.trials.conversation import Conversation, LostError
 from assessment.trials.data import Stage, trial_data
 from utils.devices import physical_cores
@@ -69,7 +70,8 @@ class ClassGrader:
             config = json.loads(self.args.config.read_text(encoding="utf-8")) | {"dataset": self.task.dataset}
             (room / "config.json").write_text(json.dumps(config), encoding="utf-8")
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
-            asked["longest_s"] = self.limits.wall_s + 2 * 60 * self.task.minutes + GRACE_S
+            asked["budget_s"] = budget_s(self.task)  # measured once, so that all are graded alike
+            asked["longest_s"] = self.limits.wall_s + 2 * longest_s(asked["budget_s"]) + GRACE_S
             asked |= {"dataset": self.task.dataset, "config": str(room / "config.json")}
             command = [sys.executable, "-m", "assessment.grader.submission_grader", json.dumps(asked)]
             talks = [Conversation(command, name="the process that grades") for _ in range(min(jobs, waiting.qsize()))]

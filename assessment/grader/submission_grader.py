@@ -33,6 +33,7 @@ from assessment.grader.marks import (
 )
 from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
 from assessment.grader.watchdog import Watch
+from assessment.pace import longest_s
 from assessment.starters.make import is_solution
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering
@@ -56,6 +57,7 @@ class Training:
     hidden: float = 0.0  # ... and on images that the script has never seen
     problem: str = ""  # why there is nothing to score
     cut: str = ""  # said where the time was over before the script was
+    seconds: float = 0.0  # of training, as reported
 
     @property
     def reported(self):
@@ -63,10 +65,13 @@ class Training:
 
 
 class Grader:
-    """Grades submissions of one assignment with the data in the folder ``room``, in sandboxes of one ``kind``."""
+    """Grades submissions of one assignment with the data in the folder ``room``, in sandboxes of one ``kind``.
 
-    def __init__(self, room, task, kind, limits):
-        self.room, self.task, self.kind, self.limits = Path(room), task, kind, limits
+    ``budget_s`` is how many seconds a training may take on this machine.
+    """
+
+    def __init__(self, room, task, kind, limits, budget_s):
+        self.room, self.task, self.kind, self.limits, self.budget_s = Path(room), task, kind, limits, budget_s
         self.lab = checklist("assessment")
         self.stage = Stage(trial_data(self.lab.dataset), self.room / "stage")
         self.true, self.renamed = self.room / "true", self.room / "renamed"
@@ -133,13 +138,16 @@ class Grader:
 
     def _train_once(self, script, exam, asked, unknown):
         """Train in a sandbox that holds this exam's data alone, and nothing of any other run."""
-        # As long as the assignment says, and a little more to start and to save.
-        wall_s, cpu_s = 60 * self.task.minutes + SPARE_S, max(self.limits.cpu_s, 2 * 60 * self.task.minutes)
+        # As long as the assignment says, and more to start, to judge after each epoch and to save.
+        longest = longest_s(self.budget_s)
+        wall_s, cpu_s = longest + SPARE_S, max(self.limits.cpu_s, 2 * longest)
         limits = replace(self.limits, wall_s=wall_s, cpu_s=round(cpu_s))
         with self._watched(limits, script, exam / "data") as server:
-            run = self.training(server, script, exam, asked, unknown, 60 * self.task.minutes)
+            run = self.training(server, script, exam, asked, unknown, longest)
         if len(run.curve) > asked["epochs"]:
             run.problem = f"the run reports {len(run.curve)} epochs where {asked['epochs']} were asked for"
+        elif run.seconds > self.budget_s:
+            run.problem = f"training took {run.seconds:.0f} s; it may take {self.budget_s:.0f} s on this machine"
         elif not run.problem:
             self._score(run, exam)
         return run
@@ -156,7 +164,8 @@ class Grader:
         finally:
             ranks.kill()
         server.settle(folder)
-        run = Training(curve=_curve(folder / "run"))
+        curve, seconds = _reported(folder / "run")
+        run = Training(curve, seconds=seconds)
         if not is_over:
             run.cut = f"; the run was ended after {limit / 60:.3g} min, or because nothing went on"
         weights = folder / "run/model.pt"
@@ -199,14 +208,15 @@ class Grader:
         self.scorer.close()
 
 
-def _curve(run_dir):
-    """Return the reported accuracies, none where the record is not one."""
+def _reported(run_dir):
+    """Return the reported accuracies and the seconds of training, none where the record is not one."""
     path = run_dir / "metrics.csv"
     with suppress(Exception):  # it is a stranger's file
         if path.stat().st_size < METRICS_BYTES:
-            found = [float(row["val_accuracy"]) for row in read_metrics(run_dir)]
-            return [one for one in found if 0 <= one <= 1]
-    return []
+            rows = read_metrics(run_dir)
+            found = [float(row["val_accuracy"]) for row in rows]
+            return [one for one in found if 0 <= one <= 1], float(rows[-1]["time_s"])
+    return [], 0.0
 
 
 def main():
@@ -216,7 +226,7 @@ def main():
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, most))  # what a stranger left may be made to be large
     task = assignment(asked["dataset"], asked["config"])
-    grader = Grader(asked["room"], task, asked["kind"], Limits(**asked["limits"]))
+    grader = Grader(asked["room"], task, asked["kind"], Limits(**asked["limits"]), asked["budget_s"])
     answering(lambda order, _answers: grader.grade(**order).kept())
 
 

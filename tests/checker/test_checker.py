@@ -18,7 +18,7 @@ from assessment.check import Overview, check
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
-from assessment.checklists.lab import DONE, UNBEGUN, Miss, Result
+from assessment.checklists.lab import DONE, UNBEGUN, UNSEEN, Miss, Result
 from assessment.checklists.report import Report
 from assessment.laws.verdict import broken
 from assessment.starters.make import sealed, starter
@@ -249,3 +249,19 @@ def test_the_server_outlives_a_run_whose_folder_is_gone(server, tmp_path):
     script.write_text("print('here')\n")
     ranks = ForkedRanks(server, [script], processes=2)
     assert ranks.wait(30) and ranks.exits == {0: 0, 1: 0} and ranks.logs.text(1) == "here\n"
+
+
+def test_what_a_hanging_run_does_not_show_is_not_taken_away(own_progress, monkeypatch, tmp_path):
+    plan, script = checklist("03"), tmp_path / "03_ddp.py"
+
+    def told(states):
+        script.write_text("# tried\n")
+        monkeypatch.setattr(checking, "examine", lambda *_, **__: Result(plan, script, states, []))
+        return repr(check("03"))
+
+    done = {one.number: DONE for one in plan.items}
+    told(done | {10: UNSEEN})
+    hung = told(done | dict.fromkeys(range(3, 11), UNSEEN))
+    assert "·  3  prepare once per node  (done before, not seen this time)" in hung
+    assert "· 10  early stopping that all ranks agree on  (not seen yet)" in hung
+    assert "9 of 10 done" in repr(Overview())

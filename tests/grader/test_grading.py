@@ -53,7 +53,7 @@ def grader(tmp_path_factory):
     (room / "config.json").write_text("{}")
     for exam in keep_exams(task, room / "data", room, seed=3):
         assert (exam / "hidden.pt").exists()
-    one = Scores(room, task, best_kind(), Limits())
+    one = Scores(room, task, best_kind(), Limits(), budget_s=300)
     yield one
     one.close()
 

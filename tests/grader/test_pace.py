@@ -1,0 +1,34 @@
+"""The assignment's minutes: as they are on a machine that is fast enough, and longer on one that is not."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from assessment import assignment, pace
+
+TASK = SimpleNamespace(model="lenet", batch_size=32, minutes=2, pace=1000)
+
+
+@pytest.mark.parametrize(("measured", "wanted"), [(5000, 120), (1000, 120), (500, 240), (100, 1200)])
+def test_a_slower_machine_gets_as_much_more_time_as_it_is_slower(monkeypatch, measured, wanted):
+    monkeypatch.setattr(pace, "images_per_s", lambda *_machine: measured)
+    assert pace.budget_s(TASK) == wanted
+    assert ": within the time" in pace.told(wanted, TASK) or wanted == 120
+    assert ": too long" in pace.told(wanted + 1, TASK)
+
+
+def test_nothing_is_measured_where_the_time_was_enough_on_any_machine(monkeypatch):
+    monkeypatch.setattr(pace, "images_per_s", lambda *_machine: pytest.fail("the machine was measured"))
+    assert pace.told(119, TASK) == "training took 119 s of the 120 s that it may take"
+
+
+def test_a_machine_trains_on_images_and_draws_no_number_for_it():
+    pace.images_per_s.cache_clear()
+    before = torch.get_rng_state()
+    assert pace.images_per_s(TASK.model, TASK.batch_size) > 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_assignment_names_its_pace():
+    assert assignment().pace > 1 and assignment("cifar10").pace > 1
