@@ -30,6 +30,7 @@ QUICK = {
     "model": "wide-resnet-tiny",
     "processes": 2,
     "batch_size": 32,
+    "pace": 1,
     "patience": 1,
     "taught_epochs": 3,
     "taught_batch_size": 16,
