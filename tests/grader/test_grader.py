@@ -47,7 +47,7 @@ QUICK = {
         "output_mb": 2,
     },
 }
-TARGET = {"target": 0.5, "distinction": 0.7, "tolerance": 0.2, "epochs": 3, "minutes": 3}
+TARGET = {"target": 0.5, "distinction": 0.7, "tolerance": 0.2, "epochs": 3, "minutes": 2}
 pytestmark = pytest.mark.timeout(900)
 
 
