@@ -138,8 +138,8 @@ ITEMS = (
 OPTIONAL = frozenset(CALM) | {"target_accuracy", "patience"}
 BEGINNING = "assessment/README.md says what the script must do; begin with the group of all processes."
 BEYOND = (
-    "Not checked here: whether it learns enough. Train it as the assignment asks; the last line says whether it reached"
-    " the target:\n.venv/bin/torchrun --standalone --nproc-per-node 2 assessment/train.py"
+    "Not checked here: whether it learns enough. Train it as the assignment asks; the last lines say whether it reached"
+    " the target, and in time:\n.venv/bin/torchrun --standalone --nproc-per-node 2 assessment/train.py"
 )
 LAB = Lab(
     "assessment",

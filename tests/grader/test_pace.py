@@ -14,7 +14,7 @@ TASK = SimpleNamespace(model="lenet", batch_size=32, minutes=2, pace=1000)
 def test_a_slower_machine_gets_as_much_more_time_as_it_is_slower(monkeypatch, measured, wanted):
     monkeypatch.setattr(pace, "images_per_s", lambda *_machine: measured)
     assert pace.budget_s(TASK) == wanted
-    assert ": within the time" in pace.told(wanted, TASK) or wanted == 120
+    assert ": too long" not in pace.told(wanted, TASK)
     assert ": too long" in pace.told(wanted + 1, TASK)
 
 
