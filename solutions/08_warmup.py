@@ -94,6 +94,14 @@ def evaluate(model, test, device, rank, world_size):
     return loss / count, correct / count
 
 
+# step 1: as far as warm-up has climbed
+def warmed(step, warmup_steps, factor):
+    """Return the part of the full rate that ``step`` gets: from 1 / ``factor`` on, evenly up to 1."""
+    climbed = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+    cold = 1 / max(1.0, factor)
+    return cold + (1 - cold) * climbed
+
+
 def main():
     args, defaults = parse_args()
     rank, local_rank, world_size, device = join_group(args)
@@ -124,15 +132,10 @@ def main():
 
     warmup_steps = args.warmup_epochs * len(loader)
 
-    # step 1: as far as warm-up has climbed
-    def warmed(step):
-        """Return the part of the full rate that a step gets: from 1 / factor on, evenly up to 1."""
-        climbed = min(1.0, step / warmup_steps) if warmup_steps else 1.0
-        cold = 1 / max(1.0, factor)
-        return cold + (1 - cold) * climbed
-
     # step 2: warm-up and decay together
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed(step) / (1 + args.lr_decay * step))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmed(step, warmup_steps, factor) / (1 + args.lr_decay * step)
+    )
 
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 

@@ -12,35 +12,51 @@ from assessment.laws import (
     properties,
     rates,
     records,
+    stopping,
     timing,
     unwatched,
     validation,
 )
 from assessment.starters.difference import steps
+from assessment.trials.plan import Plan
 
 DOCS = "pytorch.org/docs/stable"
 TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"
 
+# Two machines with two processes each, on both of which the process that prepares the data is slow.
+COLD_START = Plan(
+    COLD,
+    4,
+    {"epochs": 1, "batch_size": 9, "seed": 3},
+    {"target_accuracy": "0.01", "patience": "2"},  # reached at once, and not in two epochs
+    is_cold=True,
+    machines=2,
+    delays={"writing once:0": 1.5, "writing once:2": 1.5},
+    is_calm=True,
+)
 # A run whose accuracies go up and down is run again, and stopped by a target between them.
-STOPPED = {"target_accuracy": records.telling_target, "patience": "2"}
+STOPPED = {"target_accuracy": stopping.telling_target, "patience": "2"}
 # From cause to consequence: the first broken law is the one to look at.
 ORDER = (
     group.knows_its_rank, group.joins, records.one_rank_writes, records.prepares_once, group.survives,
-    group.meets,
-    by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike, validation.trains_in_training_mode,
+    group.meets, group.waits_for_what_it_starts,
+    by_hand.divides_batches, by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike,
+    validation.trains_in_training_mode,
     lockstep.trains_all_layers, batchnorm.is_used,
-    batchnorm.takes_statistics_of_all, batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
-    by_hand.goes_round_the_ring, accumulation.takes_micro_batches, accumulation.weighs_images_alike,
+    batchnorm.takes_statistics_of_all, batchnorm.computes_in_float32,
+    batchnorm.sends_gradients_through, batchnorm.keeps_running_statistics,
+    by_hand.adds_up_round_the_ring, by_hand.goes_round_the_ring, accumulation.takes_micro_batches,
+    accumulation.weighs_images_alike,
     lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep, lockstep.draws_apart,
     images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
-    images.orders_change, images.obeys_the_seed, timing.computes_as_asked, rates.ignores_the_processes,
-    rates.knows_the_factor,
-    rates.follows_the_batch, optimizers.remembers, rates.schedule_moves, rates.rates_follow_the_plan,
+    images.orders_change, images.shares_change, images.obeys_the_seed, timing.computes_as_asked,
+    rates.ignores_the_processes, rates.knows_the_factor,
+    rates.follows_the_batch, optimizers.remembers, rates.climbs, rates.schedule_moves, rates.rates_follow_the_plan,
     optimizers.chooses_the_optimizer, optimizers.divides_by_the_layers_size, optimizers.takes_novograd_steps,
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
     unwatched.is_the_same_unwatched, lockstep.trains_as_one_process,
-    records.stops_together,
+    stopping.stops_together, stopping.says_what_it_reached,
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.counts_correct_answers, properties.reports_training_as_one_process,
     properties.reports_validation_as_one_process, properties.learns,
@@ -48,6 +64,11 @@ ORDER = (
     timing.measures_communication, timing.counts_the_cost,
     accumulation.communicates_once,
 )  # fmt: skip
+
+
+def on_two_machines(*wanted):
+    """Return ``wanted`` laws for the trial on two machines."""
+    return tuple((COLD, law) for law in wanted)
 
 
 def everywhere(*wanted):
@@ -59,12 +80,12 @@ KEPT = Item(
     0,
     "what the earlier chapters built",
     everywhere(
-        group.joins, lockstep.starts_alike, validation.trains_in_training_mode, lockstep.trains_all_layers,
-        lockstep.averages,
+        group.joins, group.waits_for_what_it_starts, lockstep.starts_alike, validation.trains_in_training_mode,
+        lockstep.trains_all_layers, lockstep.averages,
         lockstep.steps_alike, lockstep.stays_in_lockstep, lockstep.trains_as_one_process,
         images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
-        images.orders_change, validation.evaluates_in_evaluation_mode, validation.judges_test_images,
-        validation.judges_alike,
+        images.orders_change, images.shares_change, validation.evaluates_in_evaluation_mode,
+        validation.judges_test_images, validation.judges_alike,
         validation.saves_the_network, validation.reports_the_truth, records.one_rank_prints, records.one_rank_writes,
         records.records_epochs, records.counts_correct_answers, rates.ignores_the_processes,
         properties.reports_training_as_one_process, properties.reports_validation_as_one_process,

@@ -74,7 +74,8 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
 
 def _compare_with_one_process(trials, lab):
     """Add the two runs that show whether many processes train as one, where a run has shown that there are many."""
-    finished = [one for one in trials.done.values() if one.outcome.state == "finished" and one.evidence.world_size > 1]
+    whole = [one for one in trials.done.values() if one.outcome.state == "finished" and not one.run.probe]
+    finished = [one for one in whole if one.evidence.world_size > 1]
     joined = [one for one in finished if one.run.is_watched and asked(joins, one)]
     if not joined:
         return
@@ -108,6 +109,7 @@ def _seen(law, trial, order, ask):
     """
     verdict = ask(law, trial)
     is_partial = trial.outcome.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks)
+    is_partial = is_partial and not trial.run.probe
     return unseen() if verdict.holds and is_partial and order.index(law) > order.index(meets) else verdict
 
 
@@ -131,7 +133,8 @@ def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or lacks else DONE
         advice += told.values() if not is_wrong else ()
         misses += missed
-    ends = [(name, law, ask(law, one)) for name, one in run.items() for law in (survives, meets)]
+    whole = [(name, one) for name, one in run.items() if not one.run.probe]  # of calls, laws tell how they end
+    ends = [(name, law, ask(law, one)) for name, one in whole for law in (survives, meets)]
     misses += [Miss(law, verdict, ended_early=name in early) for name, law, verdict in ends if not verdict.holds]
     misses.sort(key=lambda miss: (miss.ended_early, order.index(miss.law)))  # stable: of one law the first trial first
     if all(state == DONE for state in states.values()):

@@ -2,12 +2,12 @@
 
 from assessment.checklists.common import STOPPED, lab
 from assessment.checklists.lab import Item
-from assessment.laws import images, lockstep, records, timing, validation
+from assessment.laws import images, lockstep, stopping, timing, validation
 from assessment.trials.plan import Plan
 
 FULL, HALF, FREE, STOPS = "float32", "bfloat16", "up and down", "stops early"
 PLANS = (
-    Plan(FULL, 1, {"epochs": 2, "batch_size": 32, "seed": 3}, delays={"evaluation:0": 0.3}),
+    Plan(FULL, 1, {"epochs": 2, "batch_size": 32, "seed": 0}, delays={"evaluation:0": 0.3}),
     Plan(HALF, 1, {"epochs": 1, "batch_size": 25, "seed": 8}, {"precision": "bfloat16"}),
     Plan(FREE, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, is_calm=True),
     Plan(STOPS, 1, {"epochs": 8, "batch_size": 32, "seed": 5}, STOPPED, reference=FREE, is_calm=True),
@@ -53,7 +53,7 @@ ITEMS = {
         'model.eval(), then F.cross_entropy(..., reduction="sum") over test.images.split(500), divided by len(test)',
     ),
     4: (
-        ((STOPS, records.stops_together),),
+        ((STOPS, stopping.stops_together),),
         "one epoch at the target may be luck: count the epochs in a row",
         "epochs_at_target = epochs_at_target + 1 if at_target else 0; done = epochs_at_target == args.patience",
     ),

@@ -5,9 +5,12 @@ from assessment.checklists.lab import Item
 from assessment.laws import batchnorm, by_hand, group, images, lockstep, records, validation
 from assessment.trials.plan import Plan
 
+FUNCTIONS, IDLE = "functions called one by one", "a rank without images"
 PLANS = (
-    Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 3}, {"worker_load": "1,0.5"}),
+    Plan(FUNCTIONS, 3, {"epochs": 1, "global_batch_size": 32}, probe="by hand"),
+    Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 0}, {"worker_load": "1,0.5"}),
     Plan(THREE, 3, {"epochs": 3, "global_batch_size": 32, "seed": 8}),
+    Plan(IDLE, 2, {"epochs": 1, "global_batch_size": 32, "seed": 0}, {"worker_load": "1,0"}),
 )
 KEPT = Item(
     0,
@@ -22,7 +25,7 @@ KEPT = Item(
 )  # fmt: skip
 ITEMS = {
     1: (
-        everywhere(by_hand.divides_by_load),
+        ((FUNCTIONS, by_hand.divides_batches), *everywhere(by_hand.divides_by_load)),
         "a rank with half the load takes half the images, so that all are done at the same time; shares are whole"
         " numbers and add up to the batch",
         "int(global_batch * load / sum(loads)) each, then one more for the first ranks until none is left",
@@ -39,20 +42,27 @@ ITEMS = {
         "dist.broadcast(tensor.detach(), src=0) for each of model.parameters() and model.buffers()",
     ),
     4: (
-        everywhere(by_hand.goes_round_the_ring),
+        ((FUNCTIONS, by_hand.adds_up_round_the_ring), *everywhere(by_hand.goes_round_the_ring)),
         "each rank sends one chunk to the right and takes one from the left, world_size - 1 times to add, as often to"
         f" pass on ({DOCS}/distributed.html, batch_isend_irecv)",
         "dist.batch_isend_irecv([P2POp(isend, chunks[out], right), P2POp(irecv, buffer, left)]), then wait for all",
     ),
     5: (
-        everywhere(lockstep.averages, lockstep.stays_in_lockstep, lockstep.trains_as_one_process),
+        (
+            *everywhere(lockstep.averages, lockstep.stays_in_lockstep, lockstep.trains_as_one_process),
+            (IDLE, lockstep.stays_in_lockstep),
+        ),
         "a rank's gradient is the mean over its own images; in the mean over all it weighs own / total",
         "flat = torch.cat(gradients) * own / total, through the ring, and back with split and view_as",
     ),
     6: (
-        everywhere(batchnorm.combines_running_statistics, validation.judges_alike, validation.reports_the_truth),
+        (
+            *everywhere(batchnorm.combines_running_statistics, validation.judges_alike, validation.reports_the_truth),
+            (IDLE, validation.judges_alike),
+            (IDLE, validation.reports_the_truth),
+        ),
         "the variance of all images is the mean of the variances plus the variance of the means",
         "mean = sum of f mean_r; variance = sum of f (variance_r + (mean_r - mean)^2), all-reduced",
     ),
 }
-LAB = lab("02_from_scratch", PLANS, ITEMS, kept=KEPT, pair_of_many={"worker_load": "1,0.5,0.8"})
+LAB = lab("02_from_scratch", PLANS, ITEMS, kept=KEPT, pair_of_many={"worker_load": "1,0,0.8"})

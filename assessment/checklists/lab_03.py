@@ -1,24 +1,25 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment.checklists.common import COLD, DOCS, STOPPED, THREE, TWO, everywhere, lab
+from assessment.checklists.common import COLD, COLD_START, DOCS, STOPPED, THREE, TWO, everywhere, lab, on_two_machines
 from assessment.checklists.lab import Item
-from assessment.laws import group, images, lockstep, properties, rates, records, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, stopping, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
 FREE, STOPS = "up and down", "stops early"
 PLANS = (
-    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}),
+    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 0}),
     Plan(
         THREE,
         3,
         {"epochs": 3, "batch_size": 11, "seed": 8},
-        delays={"step 6:1": 0.3, "step 12:1": 0.3, "evaluation:0": 0.3},
+        {"timeout": "45"},
+        # All load slowly once: who waited for one that does would count that time as computing.
+        delays={"step 6:1": 0.3, "step 12:1": 0.3, "evaluation:0": 0.3}
+        | {f"loading 15 once:{rank}": 0.3 for rank in range(3)},
         reference=TWO,
     ),
-    Plan(
-        COLD, 2, {"epochs": 1, "batch_size": 16, "seed": 3}, is_cold=True, delays={"writing once:0": 1.5}, is_calm=True
-    ),
+    COLD_START,
     # Shares of the test set differ: by one rank's own accuracy the run would end long before the other's.
     Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, is_calm=True),
     Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, STOPPED, reference=FREE, is_calm=True),
@@ -42,7 +43,7 @@ ITEMS = {
         'rank = int(os.environ["RANK"]), and LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE likewise',
     ),
     2: (
-        everywhere(group.joins),
+        everywhere(group.joins, group.waits_for_what_it_starts),
         f"processes find each other in a process group, and each must join it before any collective"
         f" ({DOCS}/distributed.html, Initialization)",
         "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",
@@ -59,6 +60,8 @@ ITEMS = {
                 images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed
             ),
             (THREE, images.obeys_the_seed),
+            (STOPS, images.obeys_the_seed),
+            *on_two_machines(images.shares_are_disjoint, images.shares_are_the_data),
         ),
         "each image belongs to one rank in an epoch; a sampler shuffles alike on all ranks and deals the images out"
         f" ({DOCS}/data.html, DistributedSampler)",
@@ -66,7 +69,7 @@ ITEMS = {
         " DataLoader as sampler=",
     ),
     5: (
-        everywhere(images.orders_change),
+        everywhere(images.orders_change, images.shares_change),
         "the sampler shuffles by seed + epoch, and does not know the epoch by itself"
         f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
         "sampler.set_epoch(epoch) at the head of each epoch",
@@ -74,6 +77,7 @@ ITEMS = {
     6: (
         (
             *everywhere(lockstep.starts_alike, lockstep.averages, lockstep.stays_in_lockstep, lockstep.steps_alike),
+            *on_two_machines(lockstep.averages, lockstep.stays_in_lockstep),
             (TWO, lockstep.trains_as_one_process),
             (TWO, lockstep.draws_apart),
             (THREE, properties.learns),
@@ -83,11 +87,14 @@ ITEMS = {
         "parallel = DistributedDataParallel(model), called in the loop instead of model",
     ),
     7: (
-        everywhere(
-            records.one_rank_prints,
-            records.one_rank_writes,
-            records.states_the_effective_batch,
-            validation.saves_the_network,
+        (
+            *everywhere(
+                records.one_rank_prints,
+                records.one_rank_writes,
+                records.states_the_effective_batch,
+                validation.saves_the_network,
+            ),
+            *on_two_machines(records.one_rank_prints, records.one_rank_writes),
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank, collectives never;"
         " and what the record says is about all ranks together",
@@ -118,12 +125,16 @@ ITEMS = {
         "own images test.images[rank::world_size]; dist.all_reduce(sums); dist.broadcast(buffer, src=0)",
     ),
     10: (
-        ((STOPS, records.stops_together),),
+        (
+            (STOPS, stopping.stops_together),
+            (STOPS, stopping.says_what_it_reached),
+            *on_two_machines(stopping.says_what_it_reached),
+        ),
         "a rank that leaves the loop alone lets the others wait for it in their next collective: decide by a number"
         " that is the same on all ranks",
         "decide by the accuracy that evaluate returns after its all_reduce",
     ),
 }
 
-OPTIONAL = frozenset(CALM) | {"target_accuracy", "patience"}
+OPTIONAL = frozenset(CALM) | {"target_accuracy", "patience", "timeout"}
 LAB = lab("03_ddp", PLANS, ITEMS, kept=KEPT, optional=OPTIONAL, record_step=7)

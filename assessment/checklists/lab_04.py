@@ -4,10 +4,11 @@ from assessment.checklists.common import THREE, TWO, lab
 from assessment.laws import batchnorm
 from assessment.trials.plan import Plan
 
-ONE = "one process"
+ONE, FUNCTIONS = "one process", "functions called one by one"
 PLANS = (
-    Plan(ONE, 1, {"epochs": 2, "batch_size": 32, "seed": 3}),  # torch's own BatchNorm over the undivided batch
-    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 3}, {"sync_batchnorm": None}, reference=ONE),
+    Plan(FUNCTIONS, 2, {"epochs": 1, "batch_size": 16}, probe="BatchNorm"),
+    Plan(ONE, 1, {"epochs": 2, "batch_size": 32, "seed": 0}),  # torch's own BatchNorm over the undivided batch
+    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 0}, {"sync_batchnorm": None}, reference=ONE),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
 )
 ITEMS = {
@@ -18,7 +19,7 @@ ITEMS = {
         "all_reduce a clone in forward; in backward all_reduce a clone of the gradient",
     ),
     2: (
-        ((TWO, batchnorm.takes_statistics_of_all),),
+        ((TWO, batchnorm.takes_statistics_of_all), (FUNCTIONS, batchnorm.computes_in_float32)),
         "values, their squares and their number add up over the ranks; mean and variance follow from the three sums"
         " (Ioffe and Szegedy 2015; torch.nn.SyncBatchNorm)",
         "mean = total / count, variance = squares / count - mean * mean, from the sums over all ranks",

@@ -9,13 +9,13 @@ PLANS = (
     Plan(
         TWO,
         2,
-        {"epochs": 2, "batch_size": 48, "seed": 3},
+        {"epochs": 2, "batch_size": 48, "seed": 0},
         {"profile_steps": "4"},
         delays={"forward:1": timing.SLOW_S},
     ),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
     # The last of a batch's micro-batches is smaller: 20, 20 and 8 images.
-    Plan(DIVIDED, 2, {"epochs": 1, "batch_size": 48, "micro_batch_size": 20, "seed": 3}, reference=TWO),
+    Plan(DIVIDED, 2, {"epochs": 1, "batch_size": 48, "micro_batch_size": 20, "seed": 0}, reference=TWO),
 )
 NOTES = "pytorch.org/docs/stable/notes/ddp.html"
 ITEMS = {

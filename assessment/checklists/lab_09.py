@@ -1,7 +1,7 @@
 """Lab 09: NovoGrad."""
 
 from assessment.checklists.common import THREE, TWO, lab
-from assessment.laws import optimizers
+from assessment.laws import optimizers, rates
 from assessment.trials.plan import Plan
 
 SGD = "--optimizer sgd"
@@ -9,14 +9,19 @@ PLANS = (
     Plan(
         TWO,
         2,
-        {"epochs": 2, "batch_size": 16, "seed": 3},
-        {"optimizer": "novograd", "base_lr": "0.01", "weight_decay": "0.01"},
+        {"epochs": 2, "batch_size": 16, "seed": 0},
+        {"optimizer": "novograd", "base_lr": "0.01", "weight_decay": "0.01", "lr_decay": "0.1"},
     ),
-    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, {"optimizer": "novograd", "base_lr": "0.02"}),
+    Plan(
+        THREE,
+        3,
+        {"epochs": 3, "batch_size": 11, "seed": 8},
+        {"optimizer": "novograd", "base_lr": "0.01", "lr_scaling": "linear", "reference_batch": "16"},
+    ),
     Plan(
         SGD,
         1,
-        {"epochs": 1, "batch_size": 40, "seed": 3},
+        {"epochs": 1, "batch_size": 40, "seed": 0},
         {"optimizer": "sgd", "momentum": "0.7", "weight_decay": "0.3"},
     ),
 )
@@ -34,7 +39,7 @@ ITEMS = {
         "direction = gradient / (second.sqrt() + 1e-8) + decay * weight; first = beta1 * first + direction",
     ),
     3: (
-        ((TWO, optimizers.chooses_the_optimizer), (SGD, optimizers.remembers)),
+        ((TWO, optimizers.chooses_the_optimizer), (THREE, rates.follows_the_batch), (SGD, optimizers.remembers)),
         "--optimizer decides, with the betas that the lab names, and sgd stays what it was",
         "NovoGrad(parallel.parameters(), lr=rate, betas=(0.95, 0.98), weight_decay=args.weight_decay)",
     ),

@@ -10,7 +10,11 @@ LARGE = 1000  # numbers in a message: more than losses and counts have, fewer th
 
 
 def takes_micro_batches(trial):
-    """No forward pass of training takes more images than ``--micro-batch-size``."""
+    """No forward pass of training takes more images than ``--micro-batch-size``.
+
+    Counted are the images of every training pass, exactly. Not seen: passes of a network of which no gradient comes
+    back.
+    """
     asked = trial.evidence.settings["micro_batch_size"]
     sizes = [(size, rank, step) for rank in trial.evidence.ranks for step in rank.steps for size in step.sizes]
     if not sizes:
@@ -24,7 +28,11 @@ def takes_micro_batches(trial):
 
 
 def weighs_images_alike(trial):
-    """In a step every image counts alike, however many were taken with it."""
+    """In a step every image counts alike, however many were taken with it.
+
+    Compared are the mean weights of the images of a step's passes, within ``ALIKE`` (2 %). Assumes a loss from
+    which weights can be read off (cross-entropy, smoothed or weighted by class). Not seen: other losses.
+    """
     for rank in trial.evidence.ranks:
         for number, step in enumerate(rank.steps, start=1):
             if len(step.sizes) < 2 or len(step.weights) != sum(step.sizes):
@@ -43,7 +51,11 @@ def weighs_images_alike(trial):
 
 
 def communicates_once(trial):
-    """A step in micro-batches sends its gradients as often as one that takes the batch at once."""
+    """A step in micro-batches sends its gradients as often as one that takes the batch at once.
+
+    Up to one and a half times as many messages of more than ``LARGE`` numbers, in the median step. Not seen: what
+    C++ sends besides the wrapper.
+    """
     if not trial.reference.evidence.rounds or not trial.evidence.rounds:
         return unseen("not every rank trained")
     if not takes_micro_batches(trial):

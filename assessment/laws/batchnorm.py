@@ -2,9 +2,11 @@
 
 import torch
 
-from assessment.laws.verdict import HOLDS, broken, listed, unseen
+from assessment.laws.calls import ended, returned
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
 
 NEAR = 1e-2  # relative
+ROUNDED = 0.05  # of numbers of size 1 in bfloat16, which are off by 0.01 at most; from sums in bfloat16 by 0.2
 COMBINED = 2e-5
 ALIKE = 1e-4  # of running statistics: leaving out count / (count - 1) moves them by more
 
@@ -47,7 +49,11 @@ def _distance(ours, theirs):
 
 
 def is_used(trial):
-    """``--sync-batchnorm`` makes the ranks exchange something while a training batch goes forward."""
+    """``--sync-batchnorm`` makes the ranks exchange something while a training batch goes forward.
+
+    Any collective but a barrier between the last barrier and the end of the first pass counts. Not seen: what it
+    carries.
+    """
     if not all(_first(trial)):
         return unseen("not every rank trained")
     if computes_as_undivided(trial):
@@ -61,12 +67,46 @@ def is_used(trial):
 
 
 def takes_statistics_of_all(trial):
-    """BatchNorm normalises by mean and variance over the images of all ranks."""
+    """BatchNorm normalises by mean and variance over the images of all ranks.
+
+    Compared are the logits of the first step, image by image, within ``NEAR`` (1 %): rounding moves them by a
+    hundredth of that, statistics of a share by tens of per cent. Assumes that both runs begin with the same
+    weights. Not seen: later steps.
+    """
     return computes_as_undivided(trial) if is_used(trial) else unseen("the layers are not used yet")
 
 
+def computes_in_float32(trial):
+    """Images in bfloat16 are normalised by mean and variance in float32: sums in bfloat16 lose what the two are about.
+
+    Seen is a layer ``SyncBatchNorm`` that is called by itself, on images whose mean is eight times their spread.
+
+    Off is more than ``ROUNDED``. Not seen: a layer of another name.
+    """
+    calls = [returned(trial, "normalise", rank) for rank in range(trial.evidence.world_size)]
+    if not all(len(own) == 2 for own in calls) or any("raised" in one for own in calls for one in own):
+        return ended(trial, "normalise") and Verdict(True)  # what breaks off shows in a whole run
+    images = torch.cat([torch.tensor(own[0]["given"][0]) for own in calls])
+    wanted = torch.nn.functional.batch_norm(images, None, None, training=True).split(len(images) // len(calls))
+    off = [
+        max(
+            (torch.tensor(own[at]["returned"]) - one).abs().max().item() for own, one in zip(calls, wanted, strict=True)
+        )
+        for at in range(2)
+    ]
+    if off[0] > ROUNDED or off[1] < ROUNDED:
+        return HOLDS  # in float32 the whole runs tell
+    return broken(
+        f"images in bfloat16 come out {off[1]:.2f} off, in float32 they do not: turn them into float32 before they"
+        " are added up"
+    )
+
+
 def sends_gradients_through(trial):
-    """The gradient of the first step is that of the undivided batch: backward sums over the ranks, too."""
+    """The gradient of the first step is that of the undivided batch: backward sums over the ranks, too.
+
+    Compared are sketches of the first step's applied gradients, within ``NEAR`` (1 %). Not seen: later steps.
+    """
     if not takes_statistics_of_all(trial):
         return unseen("it shows once forward is right")
     if not trial.evidence.ranks[0].steps or not trial.reference.evidence.ranks[0].steps:
@@ -85,7 +125,11 @@ def sends_gradients_through(trial):
 
 
 def keeps_running_statistics(trial):
-    """After the first forward pass the running statistics are those of one process with the undivided batch."""
+    """After the first forward pass the running statistics are those of one process with the undivided batch.
+
+    Compared within ``ALIKE`` (1e-4): count / (count - 1) moves the variance by more. Not seen: later steps, and
+    channels beyond those that the recorder keeps.
+    """
     if not takes_statistics_of_all(trial):
         return unseen("it shows once forward is right")
     ours, whole = _first(trial)[0]["buffers"], _first(trial.reference)[0]["buffers"]
@@ -101,6 +145,8 @@ def combines_running_statistics(trial):
     """After an epoch all ranks hold one mean and variance: those of the ranks, put together by their shares.
 
     mean = sum of f mean_r, variance = sum of f (variance_r + (mean_r - mean)^2), f = own images / images of a step.
+
+    Within ``COMBINED`` (2e-5). Not seen: later epochs, and channels beyond those that the recorder keeps.
     """
     ranks = trial.evidence.ranks
     if not all(rank.steps and rank.evaluations for rank in ranks):

@@ -1,13 +1,19 @@
 """The laws of lab 02: the batch divided by load, and gradients that travel round a ring."""
 
+from assessment.laws.calls import ended, returned
 from assessment.laws.gradients import count_images, gradients_are_averaged, is_local, is_no_number
+from assessment.laws.group import is_mismatched, parting
 from assessment.laws.lockstep import per_rank
 from assessment.laws.rates import choice
 from assessment.laws.verdict import HOLDS, broken, unseen
+from assessment.recorder.probes import BASE, NUMBERS
 
 
 def divides_by_load(trial):
-    """Each rank takes its part of the global batch, in proportion to its load, within one image."""
+    """Each rank takes its part of the global batch, in proportion to its load, within one image.
+
+    Within one image of the exact share, in the first step. Not seen: images that the recorder does not know.
+    """
     rounds, world_size = trial.evidence.rounds, trial.evidence.world_size
     if not rounds:
         return unseen("not every rank trained")
@@ -23,7 +29,10 @@ def divides_by_load(trial):
 
 
 def takes_its_part(trial):
-    """No image of a step is taken by two ranks."""
+    """No image of a step is taken by two ranks.
+
+    Judged by the images' numbers, exactly. Not seen: images that the recorder does not know.
+    """
     if not trial.evidence.rounds:
         return unseen("not every rank trained")
     for number, steps in enumerate(trial.evidence.rounds, start=1):
@@ -37,7 +46,11 @@ def takes_its_part(trial):
 
 
 def goes_round_the_ring(trial):
-    """The gradients are added up with send and receive between neighbours alone."""
+    """The gradients are added up with send and receive between neighbours alone.
+
+    A message of more than 1,000 numbers is one of gradients; a ring takes 2 (ranks - 1) of them a step. Not seen:
+    in which order chunks travel, where the sum is right.
+    """
     world_size, rounds = trial.evidence.world_size, trial.evidence.rounds
     if not rounds:
         return unseen("not every rank trained")
@@ -70,3 +83,82 @@ def goes_round_the_ring(trial):
             "messages are sent, but what the other ranks computed does not arrive in the gradient", sent[0]["line"]
         )
     return unseen("the gradient is not right yet")
+
+
+def divides_batches(trial):
+    """``divide`` gives every rank its part of a batch: whole numbers, all images, none to a rank without load.
+
+    Near is within one image of the exact share. Not seen: a script whose function has another name or takes
+    something else, which is judged by its steps alone.
+    """
+    for one in returned(trial, "divide"):
+        (batch, loads), told = one["given"], one.get("returned")
+        call = f"divide({batch}, {loads})"
+        if "raised" in one:
+            return broken(f"{call} ends with {one['raised']}", one["line"])
+        is_list = isinstance(told, list) and len(told) == len(loads) and all(isinstance(part, int) for part in told)
+        if not is_list:
+            return broken(f"{call} returns {told!r}: {len(loads)} whole numbers are asked for", one["line"])
+        wanted = [batch * load / sum(loads) for load in loads]
+        is_near = all(abs(part - exact) < 1.001 for part, exact in zip(told, wanted, strict=True))
+        if sum(told) != batch or not is_near or any(part for part, load in zip(told, loads, strict=True) if not load):
+            exact = ", ".join(f"{one:.4g}" for one in wanted)
+            return broken(f"{call} returns {told}, of {batch} images {sum(told)}: near {exact} is right", one["line"])
+    return ended(trial, "divide")
+
+
+def adds_up_round_the_ring(trial):
+    """``ring_all_reduce`` leaves on every rank the sum of what all ranks brought.
+
+    Three ranks bring numbers from whose sum it can be read how often each is in it; compared within 1 %. Not seen:
+    a function of another name, which is judged by the gradients alone.
+    """
+    calls = [next(iter(returned(trial, "ring_all_reduce", rank)), None) for rank in range(trial.evidence.world_size)]
+    if is_mismatched(trial):
+        return broken(
+            "ring_all_reduce breaks off: a message has another size than the one that is waited for, so the ranks do"
+            " not mean the same chunk"
+        )
+    if trial.outcome.state != "finished" and not all(calls) and not ended(trial, "ring_all_reduce"):
+        return broken("; ".join(["ring_all_reduce does not come to its end", *parting(trial)]))
+    if not all(calls):
+        return ended(trial, "ring_all_reduce")
+    for rank, one in enumerate(calls):
+        if "raised" in one:
+            return broken(f"ring_all_reduce ends on rank {rank} with {one['raised']}", one["line"])
+    held = [counts_in_chunks(one["left"][0], len(calls)) for one in calls]
+    right = [1] * len(calls)
+    off = [(rank, chunk) for rank, chunks in enumerate(held) for chunk, one in enumerate(chunks) if one != right]
+    if not off:
+        return HOLDS
+    rank, chunk = off[0]
+    whole = {chunk for chunks in held for chunk, one in enumerate(chunks) if one == right}
+    where = (
+        "every chunk is whole on some rank, so look at the steps that pass on"
+        if len(whole) == len(calls)
+        else f"no rank has a whole sum of chunk {min(set(range(len(calls))) - whole)}, so look at the steps that add"
+    )
+    told = holding(held[rank][chunk])
+    return broken(f"after the ring chunk {chunk} of rank {rank} holds {told}; {where}", calls[rank]["line"])
+
+
+def counts_in_chunks(numbers, world_size):
+    """Return for each chunk how often each rank's numbers are in it; None where they are of another place."""
+    parts = [number / (1 + at / NUMBERS) for at, number in enumerate(numbers)]
+    ends = [sum(NUMBERS // world_size + (one < NUMBERS % world_size) for one in range(at)) for at in range(world_size)]
+    chunks = [parts[start:end] for start, end in zip(ends, [*ends[1:], NUMBERS], strict=True)]
+    return [counts(chunk[0], world_size) if max(chunk) - min(chunk) < 0.01 else None for chunk in chunks]
+
+
+def counts(total, world_size):
+    whole = round(total)
+    return None if abs(total - whole) > 0.01 else [whole // BASE**rank % BASE for rank in range(world_size)]
+
+
+def holding(found):
+    """Return in words what a chunk holds."""
+    if found is None:
+        return "numbers of another place"
+    often = ("not", "once", "twice")
+    times = [f"rank {rank}'s {often[one] if one < 3 else f'{one} times'}" for rank, one in enumerate(found)]
+    return ", ".join(times) + ", and each once is right"

@@ -15,6 +15,7 @@ from assessment.laws.verdict import HOLDS, broken, listed, unseen
 CLOSE = 0.03  # compressed gradients (16 bits) are nearer than this, mistakes are not
 FIT = 0.02
 BLUR = 0.1
+MANY = 1000  # numbers in a collective, of which sums of losses and counts have a few
 CLIPPED = "clipped"  # the kind of a verdict: a clip that binds would look like that
 CERTAIN = "certain"  # another kind: nothing that a script may do to the mean makes a gradient so
 
@@ -31,13 +32,16 @@ def gradients_are_averaged(evidence):
     found = [count_images(steps) for steps in rounds]
     if weights_are_averaged(rounds, found):
         return HOLDS
+    clipped_apart = clips_its_own(rounds, found)
+    if clipped_apart is not None:
+        return clipped_apart
     scales = []
     for number, (steps, counts) in enumerate(zip(rounds, found, strict=True), start=1):
         for rank, (count, rest, step) in enumerate(zip(*counts, steps, strict=True)):
             if rest > FIT:
                 return mixed(rounds, number, rank)
-            if count.max() - count.min() > CLOSE * count.abs().max().clamp_min(1e-9):
-                return unequal(count, rank, number, steps)
+            if is_unequal(count):
+                return unequal(count, rank, number, steps, line_of_an_average(evidence.ranks[rank]))
             scales.append((number, count.mean().item(), step))
     return scaled(scales, evidence.world_size)
 
@@ -153,6 +157,43 @@ def is_local(count, rank):
     return len(others) > 0 and others.abs().max() < CLOSE * count[rank].abs()
 
 
+def is_unequal(count):
+    """Say whether the images of the ranks do not count alike in what a rank applied."""
+    return bool(count.max() - count.min() > CLOSE * count.abs().max().clamp_min(1e-9))
+
+
+def clips_its_own(rounds, found):
+    """Return the verdict on ranks of which each clips its own gradient, before they are averaged; None elsewhere.
+
+    Then each rank's gradient is in the sum as often as 1 / ranks, or where it was larger than the limit, as much less
+    as it was larger: that size, times what it counts, is the same number for all of them.
+    """
+    if any(rest > FIT for _, rests in found for rest in rests):
+        return None
+    seen = [
+        (count, step.own_norm or 0.0, steps)
+        for steps, (counts, _) in zip(rounds, found, strict=True)
+        for count, step in zip(counts[0].tolist(), steps, strict=True)
+    ]
+    less = [(count * size, steps) for count, size, steps in seen if 0 < count < 1 - CLOSE]
+    if len(less) < 3 or not any(map(is_unequal, (counts[0] for counts, _ in found))):
+        return None
+    limits = torch.tensor([limit for limit, _ in less])
+    limit = limits.median().item()
+    is_limited = (limits / limit - 1).abs().max() < CLOSE
+    is_whole = all(
+        abs(count - 1) < CLOSE and size < limit * (1 + CLOSE) for count, size, _ in seen if count >= 1 - CLOSE
+    )
+    if not limit or not is_limited or not is_whole:
+        return None
+    return broken(
+        f"each rank clips its own gradient, to a size of {limit:.3g}, before they are averaged: a mean of clipped"
+        " gradients is not the clipped mean",
+        less[0][1][0].line,
+        CERTAIN,
+    )
+
+
 def mixed(rounds, number, rank):
     """Name what else a gradient holds that is no sum of the ranks' local ones."""
     steps = rounds[number - 1]
@@ -191,23 +232,30 @@ def near(one, other):
     return (one - other).norm() <= CLOSE * other.norm().clamp_min(1e-9)
 
 
-def unequal(count, rank, number, steps):
+def unequal(count, rank, number, steps, line=None):
     """Name a gradient in which the images of the ranks do not count alike.
 
-    A loss may weigh the images of one share more than those of another, as long as both have as many.
+    A loss may weigh the images of one share more than those of another, as long as both have as many. ``line`` is
+    that of an average that the rank took before its step.
     """
     if is_local(count, rank):
-        return broken(
-            f"rank {rank} applies its own gradient alone: what the others computed in step {number} does not count",
-            steps[rank].line,
-            CERTAIN,
-        )
+        told = f"rank {rank} applies its own gradient alone: what the others computed in step {number} does not count"
+        if line:
+            told += f"; what line {line} sends round does not come back into .grad"
+        return broken(told, steps[rank].line, CERTAIN)
     told = ", ".join(f"{one:.2f} on rank {other}" for other, one in enumerate(count.tolist()))
     return broken(
         f"in step {number} images count unequally in what rank {rank} applies (1 is right): {told}",
         steps[rank].line,
         CERTAIN if len({len(step.rows) for step in steps}) > 1 else "",
     )
+
+
+def line_of_an_average(rank):
+    """Return the line of the collective of many numbers that ``rank`` entered in its first step, None without one."""
+    began = next((one["time"] for one in rank.named("forward") if one["teaches"]), math.inf)
+    calls = [one for one in rank.named("collective") if began < one["time"] < rank.steps[0].time]
+    return next((one["line"] for one in calls if (one["numel"] or 0) >= MANY), None)
 
 
 def scaled(scales, world_size):

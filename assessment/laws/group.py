@@ -6,11 +6,18 @@ from assessment.laws.verdict import HOLDS, broken, unseen
 from utils.launch.failures import LOST_PEER
 
 DAY_S = 86_400
+MISMATCH = re.compile(r"collective mismatch|preamble\.length|Mismatch between collective", re.IGNORECASE)  # gloo, NCCL
+SENDS_BUFFERS = "_sync_buffers"  # what DistributedDataParallel does in a forward pass
 NO_GROUP = "process group has not been initialized"  # what torch says to a rank that has joined none
 
 
 def joins(trial):
-    """All ranks join one process group of the world's size."""
+    """All ranks join one process group of the world's size.
+
+    The world's size is that of the trial. A timeout of a day or more counts as a slip of units, and where the trial
+    gave ``--timeout`` it must be that many seconds. Not seen: the timeout of a group without one of its own, and
+    groups made besides.
+    """
     world_size = trial.evidence.world_size
     for rank in trial.evidence.ranks:
         groups = rank.named("group")
@@ -31,12 +38,23 @@ def joins(trial):
             return broken(
                 f"a rank waits {days:.0f} days for one that died: timedelta counts days first", groups[0]["line"]
             )
+    asked, told = (
+        trial.run.flags.get("timeout"),
+        [rank.named("group")[0].get("timeout_s") for rank in trial.evidence.ranks],
+    )
+    if asked and any(one and one != float(asked) for one in told):
+        off = next(one for one in told if one and one != float(asked))
+        return broken(f"--timeout {asked} are seconds, but a rank waits {off:g} s for one that died")
     numbers = [rank.named("group")[0]["rank"] for rank in trial.evidence.ranks]
     return HOLDS if sorted(numbers) == list(range(world_size)) else broken(f"the ranks in the group are {numbers}")
 
 
 def knows_its_rank(trial):
-    """The script asks which rank it is: torchrun's variables, or the group."""
+    """The script asks which rank it is: torchrun's variables, or the group.
+
+    Seen are looks at RANK and LOCAL_RANK and calls of ``get_rank`` within three calls of the script. Not seen:
+    whether the answer is used.
+    """
     for rank in trial.evidence.ranks:
         if not rank.events:
             return unseen(f"rank {rank.number} ended before it began")
@@ -48,14 +66,35 @@ def knows_its_rank(trial):
     return HOLDS
 
 
+def waits_for_what_it_starts(trial):
+    """Whoever starts a collective with ``async_op=True`` waits for it: until then its tensor holds anything.
+
+    A look at its future or at whether it is completed counts as waiting. Not seen: tensors that are read before that.
+    """
+    if trial.outcome.state != "finished":
+        return unseen("the run did not finish")
+    for rank in trial.evidence.ranks:
+        waited = {one["number"] for one in rank.named("waited")}
+        lost = next((one for one in rank.named("started") if one["number"] not in waited), None)
+        if lost:
+            return broken(
+                f"{lost['name']} is started with async_op=True, and nobody waits for it: its tensor holds anything",
+                lost["line"],
+            )
+    return HOLDS
+
+
 def has_begun(rank):
     """Say whether a rank has come as far as to write, to join a group or to train."""
     return bool(rank.steps or rank.named("write") or rank.named("joining"))
 
 
 def survives(trial):
-    """No rank dies."""
-    if trial.outcome.state != "failed" or is_left_behind(trial):
+    """No rank dies, but of waiting for another or of meeting it in another collective: ``meets`` tells of that.
+
+    A rank that was left by another counts as its consequence. Not seen: errors that a script catches.
+    """
+    if trial.outcome.state != "failed" or is_left_behind(trial) or is_mismatched(trial):
         return HOLDS
     return broken(trial.outcome.failure, failing_line(trial))
 
@@ -68,6 +107,11 @@ def is_left_behind(trial):
     return bool(lost) and 0 in exits.values() and all(one and LOST_PEER.search(one[0]) for one in last_lines)
 
 
+def is_mismatched(trial):
+    """Say whether a run died because its ranks entered different collectives at the same time."""
+    return trial.outcome.state == "failed" and any(map(MISMATCH.search, trial.outcome.logs))
+
+
 def failing_line(trial):
     """Return the line of the script at which the first traceback ends, or None."""
     first = trial.outcome.failure.partition("\n\nrank ")[0]
@@ -76,7 +120,12 @@ def failing_line(trial):
 
 
 def meets(trial):
-    """No rank waits for ever: all enter the same collectives in the same order."""
+    """No rank waits for ever: all enter the same collectives in the same order.
+
+    A run hangs where for ``SILENT_S`` nothing was noted and then for ``IDLE_S`` nothing computed. Named is the
+    first collective of ``torch.distributed`` in which the ranks' names, sizes, roots or lines differ. Not seen: the
+    names of what C++ sends, as the wrapper does.
+    """
     if not waits_for_ever(trial) or ends_without_stopping(trial):
         return HOLDS
     told = "the ranks do not meet, and a collective ends only once every rank has made the call"
@@ -84,8 +133,8 @@ def meets(trial):
 
 
 def waits_for_ever(trial):
-    """Say whether a rank waits for another that does not come, or died of waiting."""
-    return trial.outcome.state == "hung" or is_left_behind(trial)
+    """Say whether a rank waits for another that does not come, or died of waiting or of meeting it elsewhere."""
+    return trial.outcome.state == "hung" or is_left_behind(trial) or is_mismatched(trial)
 
 
 def ends_without_stopping(trial):
@@ -97,9 +146,12 @@ def ends_without_stopping(trial):
 
 
 def collectives(trial):
-    """Return what each rank entered, in order, as (name, numbers, line)."""
+    """Return what each rank entered, in order, as (name, numbers, line, rank that it goes out from)."""
     ranks = trial.evidence.ranks
-    return [[(one["name"], one["numel"], one["line"]) for one in rank.named("collective")] for rank in ranks]
+    return [
+        [(one["name"], one["numel"], one["line"], one.get("root")) for one in rank.named("collective")]
+        for rank in ranks
+    ]
 
 
 def first_difference(calls):
@@ -131,15 +183,20 @@ def parting_line(trial):
 def described(call):
     if not call:
         return "enters none"
-    name, numel, line = call[0]
-    return f"enters {name}" + (f" of {numel} numbers" if numel else "") + (f" in line {line}" if line else "")
+    name, numel, line, root = call[0]
+    told = f"enters {name}" + (f" of {numel} numbers" if numel else "")
+    return told + (f" from rank {root}" if root is not None else "") + (f" in line {line}" if line else "")
 
 
 def standing(trial, rank, calls):
-    """Return where a rank of a hanging run stands."""
-    stack = trial.outcome.stacks[rank] if rank < len(trial.outcome.stacks) else ""
-    script = trial.run.script.name
-    found = re.search(rf'File ".*{re.escape(script)}", line (\d+)', stack)
-    where = f"stands in line {found[1]}" if found else "has ended" if not stack else "stands outside the script"
+    """Return where a rank of a run that does not go on stands, or ended."""
+    is_hung = rank < len(trial.outcome.stacks)
+    text = trial.outcome.stacks[rank] if is_hung else trial.outcome.logs[rank]
+    lines = re.findall(rf'File ".*{re.escape(trial.run.script.name)}", line (\d+)', text)
+    if lines:  # a stack begins with the innermost call, a traceback ends with it
+        where = f"stands in line {lines[0] if is_hung else lines[-1]}"
+        where += ", where the wrapper's forward pass sends buffers to all ranks" if SENDS_BUFFERS in text else ""
+    else:
+        where = "stands outside the script" if is_hung and text else "has ended"
     last = f" (its last collective is {calls[-1][0]}, line {calls[-1][2]})" if calls else ""
     return where + last

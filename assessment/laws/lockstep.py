@@ -13,7 +13,12 @@ EQUAL = 1e-4  # relative: sums taken in another order differ by less
 
 
 def starts_alike(trial):
-    """All ranks begin with the same weights."""
+    """All ranks begin with the same weights.
+
+    Compared are sketches of all weights at the first training pass, within ``EQUAL``. Weights that no pass shows
+    (shards of FSDP) are judged by the run as one process. Not seen: differences that are gone before the first
+    pass, which do no harm.
+    """
     first = [steps[0] if (steps := rank.steps) else None for rank in trial.evidence.ranks]
     if any(step is None for step in first):
         return unseen("not every rank trained")
@@ -29,7 +34,11 @@ def starts_alike(trial):
 
 
 def trains_all_layers(trial):
-    """Every parameter of the network moves: the optimizer holds those that the network has."""
+    """Every parameter of the network moves: the optimizer holds those that the network has.
+
+    A parameter moves where its sketch at the last step is not that at the first, to the last bit. Not seen: one
+    that should move more, and layers that the script means to keep (there are none in the course).
+    """
     if not moves(trial):
         return moves(trial)
     rounds = trial.evidence.rounds
@@ -45,14 +54,32 @@ def trains_all_layers(trial):
 
 
 def stays_in_lockstep(trial):
-    """The weights of all ranks are the same at every training step."""
-    if trial.evidence.rounds and not all(step.seen for step in trial.evidence.rounds[0]):
-        return ends_as_one_process(trial)
-    for number, steps in enumerate(trial.evidence.rounds, start=1):
-        apart = differing([step.seen for step in steps])
+    """The weights of all ranks are the same at every training step.
+
+    Compared are sketches of all weights at each training pass, and where they are judged, within ``EQUAL`` (1e-4 of
+    the size of each): sums taken in another order differ by less. Not seen: moments of optimizers, until they move
+    weights; shards, which are held against one process.
+    """
+    rounds = trial.evidence.rounds
+    if not rounds:
+        return unseen("not every rank trained")
+    for number, steps in enumerate(rounds, start=1):
+        apart = differing_seen([step.seen for step in steps])
         if apart:
             return broken(f"at step {number} the weights of the ranks have come apart: {listed(apart)}", steps[0].line)
-    return HOLDS if trial.evidence.rounds else unseen("not every rank trained")
+    judged = [rank.evaluations for rank in trial.evidence.ranks if rank.evaluations]
+    for evaluations in zip(*judged, strict=False):
+        apart = differing_seen([one.weights for one in evaluations])
+        if apart:
+            after = f"after step {evaluations[0].after}"
+            return broken(f"{after} the weights of the ranks have come apart: {listed(apart)}", evaluations[0].line)
+    return HOLDS if any(step.seen for step in rounds[0]) else ends_as_one_process(trial)
+
+
+def differing_seen(sketches):
+    """Return the names whose sketches differ among those that were seen."""
+    seen = [one for one in sketches if one]
+    return differing(seen) if len(seen) > 1 else []
 
 
 def differing(sketches):
@@ -74,6 +101,10 @@ def averages(trial):
 
     Where many processes train as one does, it is so, and what looks otherwise is what a script does to the mean
     (clips it, say). A sum of passes that should have been a mean is the same for any number of processes.
+
+    The law of ``gradients.py`` allows for ``CLOSE`` (3 %) in what an image counts and ``FIT`` (2 %) in what is no
+    sum of the ranks' gradients. It assumes that each rank's own gradient is seen before it is averaged. Not seen: a
+    change of the mean that is the same on all ranks and for any number of processes, which is a script's right.
     """
     if takes_the_same_images(trial.evidence):
         return unseen("all ranks take the same images, so their gradients are the same, averaged or not")
@@ -86,7 +117,12 @@ def averages(trial):
 
 
 def trains_as_one_process(trial):
-    """N processes of batch b end as one of N x b: what remains to be said where no other law knows why they do not."""
+    """N processes of batch b end as one of N x b: what remains to be said where no other law knows why they do not.
+
+    Within ``SAME`` (1 %) of the way that the weights went, with a small network in which nothing looks at one share
+    alone. Not seen: what only the real network does, runs that take other images in a step, and losses that weigh
+    an image by the others of its share.
+    """
     whole = ends_as_one_process(trial)
     if whole.holds is None and averages(trial).holds is not None:
         return Verdict(True, f"whether many processes end as one was not judged: {whole.symptom}")
@@ -101,7 +137,7 @@ def draws_apart(trial):
     """Each rank draws numbers of its own while it trains, so that dropout leaves out others in every share.
 
     Seen is the state of torch's generator of the CPU at the first training pass. Where nothing is drawn from it (a
-    generator of its own for each layer, no dropout) the states say nothing, and may be alike.
+    generator of its own for each layer, no dropout) the states say nothing, and may be alike. Not seen: later draws.
     """
     first = [next((one for one in rank.named("forward") if one["teaches"]), None) for rank in trial.evidence.ranks]
     if not all(first):
@@ -126,7 +162,11 @@ def takes_the_same_images(evidence):
 
 
 def steps_alike(trial):
-    """All ranks take the same number of steps, at the same rates."""
+    """All ranks take the same number of steps, at the same rates.
+
+    Rates are compared within 1e-9, the numbers that a schedule by plateaus is fed with within ``EQUAL``. Not seen:
+    rates of an optimizer that is not torch's.
+    """
     ranks = trial.evidence.ranks
     counts = [len(rank.steps) for rank in ranks]
     if not all(counts):
@@ -135,6 +175,12 @@ def steps_alike(trial):
         return unseen("the run ended with an error")  # where a rank died, the others took more steps
     if len(set(counts)) > 1:
         return broken("the ranks take different numbers of steps: " + per_rank(counts))
+    fed = [[one for one in rank.named("call") if one["name"] == "plateau"] for rank in ranks]
+    for calls in zip(*fed, strict=False):
+        numbers = [one["metrics"] for one in calls]
+        if None not in numbers and max(numbers) - min(numbers) > EQUAL * max(map(abs, numbers)):
+            told = per_rank(f"{one:.4g}" for one in numbers)
+            return broken(f"each rank's schedule looks at a number of its own, and will part: {told}", calls[0]["line"])
     for number, steps in enumerate(trial.evidence.rounds, start=1):
         rates = [step.rates[0] for step in steps if step.rates]
         if rates and max(rates) - min(rates) > 1e-9:

@@ -1,5 +1,6 @@
 """The laws of the learning rate: the rate of every step follows the batch and the plan."""
 
+from assessment.laws.calls import ended, returned
 from assessment.laws.properties import rates_that_differ
 from assessment.laws.verdict import HOLDS, broken, unseen
 
@@ -50,7 +51,11 @@ def taken(trial):
 
 
 def follows_the_batch(trial):
-    """The rate is the base rate times the rule of the factor: effective batch / reference batch."""
+    """The rate is the base rate times the rule of the factor: effective batch / reference batch.
+
+    Within ``EXACT`` (1e-4), in the first step. Assumes an optimizer of torch's, whose ``lr`` is the rate. Not seen:
+    a rate that is multiplied in elsewhere.
+    """
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
     if not effective_batch(trial):
@@ -67,7 +72,10 @@ def follows_the_batch(trial):
 
 
 def knows_the_factor(trial):
-    """The factor counts the images of all ranks: seen where the rate is the base rate times a factor."""
+    """The factor counts the images of all ranks: seen where the rate is the base rate times a factor.
+
+    Within ``EXACT`` (1e-4), in the first step. Not seen: a factor that happens to be 1.
+    """
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
     if not effective_batch(trial):
@@ -81,7 +89,11 @@ def knows_the_factor(trial):
 
 
 def rates_follow_the_plan(trial):
-    """Every step has the rate that scaling, warm-up and decay give it."""
+    """Every step has the rate that scaling, warm-up and decay give it.
+
+    Within 1e-3 in every step, warm-up counted in steps of the loader. Not seen: a rate that is multiplied in
+    elsewhere.
+    """
     rates = taken(trial)
     if not rates or not trial.evidence.rounds:
         return unseen(NO_RATE)
@@ -114,7 +126,10 @@ def guessed(trial, rates):
 
 
 def ignores_the_processes(trial):
-    """The rate follows the batch, not the number of processes: N of batch b take the steps of one of N x b."""
+    """The rate follows the batch, not the number of processes: N of batch b take the steps of one of N x b.
+
+    Compared are the rates of each step, within 1e-4. Not seen: schedules of runs of other numbers of steps.
+    """
     if trial.undivided is None or any(one.outcome.state != "finished" for one in trial.undivided):
         return HOLDS  # what keeps it from running as one process is told elsewhere, if it is a fault
     found = rates_that_differ(trial)
@@ -128,7 +143,10 @@ def ignores_the_processes(trial):
 
 
 def schedule_moves(trial):
-    """The schedule is told of every step."""
+    """The schedule is told of every step.
+
+    As many calls as steps, within one. Not seen: schedules that are not torch's; the rates tell of those.
+    """
     steps = len(trial.evidence.ranks[0].steps)
     told = sum(one["name"] == "schedule step" for one in trial.evidence.ranks[0].named("call"))
     if not steps:
@@ -141,3 +159,23 @@ def schedule_moves(trial):
         if abs(told - 1 - steps) <= 1
         else broken(f"the schedule was told of {told - 1} steps; the optimizer took {steps}")
     )
+
+
+def climbs(trial):
+    """``warmed`` returns the part of the full rate for each step: evenly from 1 / factor to 1; 1 without warm-up.
+
+    Within ``EXACT`` (1e-4) of the full rate. Not seen: a function of another name, which is judged by the rates
+    alone.
+    """
+    for one in returned(trial, "warmed"):
+        (step, steps, factor), told = one["given"], one.get("returned")
+        call = f"warmed({step}, {steps}, {factor:g})"
+        if "raised" in one:
+            return broken(f"{call} ends with {one['raised']}", one["line"])
+        cold = 1 / max(1.0, factor)
+        wanted = cold + (1 - cold) * (min(1.0, step / steps) if steps else 1.0)
+        if not isinstance(told, (int, float)) or abs(told - wanted) > EXACT:
+            return broken(
+                f"{call} returns {told}; of {steps} steps that climb from 1 / {factor:g}: {wanted:.4g}", one["line"]
+            )
+    return ended(trial, "warmed")

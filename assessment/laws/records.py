@@ -1,19 +1,18 @@
-"""The laws of what a run leaves: its record, who prints and who writes, who prepares the data, when it stops."""
+"""The laws of what a run leaves: its record, who prints and who writes, who prepares the data."""
 
 import itertools
 import math
 import re
+from pathlib import Path
 
-from assessment.laws.group import ends_without_stopping, parting, waits_for_ever
 from assessment.laws.lockstep import per_rank
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, unseen
 from utils.runs import COLUMNS
 
 EXACT = 1e-4  # of a rate
-CLOSE = 1e-6  # less than one image in any test set
+UNPREPARED = "is not prepared"  # what reading a dataset that is not there says
 PART = re.compile(r"\.([^/]+)\.\d+-\d+\.part$")  # of a file that is being written whole or not at all
 RECORD = (".lock", "config.json", "metrics.csv", "model.pt", "summary.json")
-ONLY_ROSE = "that epochs at the target are counted in a row was not judged: no accuracy was seen to fall"
 
 
 def without(trial, name):
@@ -23,8 +22,17 @@ def without(trial, name):
     return Verdict(True, f"there is no {name}, so what it should say was not judged")
 
 
+def is_below(path, folders):
+    """Say whether ``path`` lies in one of ``folders``."""
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
 def one_rank_prints(trial):
-    """Only one rank prints, logs or draws a bar."""
+    """Only one rank prints, logs or draws a bar.
+
+    Seen are ``print``, ``sys.stdout.write``, handlers of ``logging`` and bars of tqdm. Not seen: standard error,
+    and what other programs print.
+    """
     printing = [[*rank.named("print"), *rank.named("bar")] for rank in trial.evidence.ranks]
     talking = [rank for rank, said in enumerate(printing) if said]
     if len(talking) < 2:
@@ -36,7 +44,11 @@ def one_rank_prints(trial):
 
 
 def one_rank_writes(trial):
-    """Only one rank keeps the record of the run; files of their own, as parts of a checkpoint, all may write."""
+    """Only one rank keeps the record of the run; files of their own, as parts of a checkpoint, all may write.
+
+    Seen are files opened for writing below the run's folder, or beside it under a name that begins like it. Not
+    seen: what a program writes that the script starts.
+    """
     folder, ranks = str(trial.artifacts.folder), trial.evidence.ranks
     written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in ranks]
     if not any(written):
@@ -62,12 +74,20 @@ def is_record(path):
 
 
 def records_epochs(trial):
-    """``metrics.csv`` has a row for each epoch, with times that are the training's and counts over all ranks."""
+    """``metrics.csv`` has a row for each epoch, with times that are the training's and counts over all ranks.
+
+    Images within 2 %, times within 1 % and 0.01 s, rates within 1e-4 between those of the epoch's first and the
+    next epoch's last step; after the last epoch a schedule may have gone on to 0. Not seen: other formats than the
+    course's record.
+    """
     rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows:
         return without(trial, "metrics.csv")
     if list(rows[0]) != list(COLUMNS):
         return broken(f"the columns of metrics.csv are {listed(rows[0], 9)}")
+    taken = len(evidence.epochs(0))
+    if trial.outcome.state == "finished" and len(rows) < taken == evidence.settings["epochs"]:
+        return broken(f"metrics.csv has {len(rows)} rows for {taken} epochs")
     total = 0.0
     for epoch, row in enumerate(rows, start=1):
         values = {name: number(row[name]) for name in COLUMNS}
@@ -96,19 +116,26 @@ def records_epochs(trial):
 def rates_around(evidence, epoch):
     """Return the lowest and the highest rate that a record may state for ``epoch``: of its steps, or of the next.
 
-    After the last epoch the next would have been further, by as much as rates go in two steps.
+    After the last epoch the next would have been further, by as much as rates go in two steps, or nothing at all: many
+    schedules end there.
     """
     steps = [step for at in (epoch, epoch + 1) for step in nth(evidence.epochs(0), at) if step.rates]
     if not steps:
         return 0.0, math.inf
     rates = [step.rates[0] for step in evidence.ranks[0].steps if step.rates]
     changes = [abs(later - earlier) for earlier, later in itertools.pairwise(rates)]
-    beyond = 0.0 if nth(evidence.epochs(0), epoch + 1) else 2 * max(changes, default=0.0)
-    return min(min(step.rates) for step in steps) - beyond, max(max(step.rates) for step in steps) + beyond
+    is_last = not nth(evidence.epochs(0), epoch + 1)
+    beyond = 2 * max(changes, default=0.0) if is_last else 0.0
+    low = 0.0 if is_last else min(min(step.rates) for step in steps)
+    return low, max(max(step.rates) for step in steps) + beyond
 
 
 def counts_correct_answers(trial):
-    """``train_accuracy`` is that of all ranks' images of the epoch, as the network saw them while it learned."""
+    """``train_accuracy`` is that of all ranks' images of the epoch, as the network saw them while it learned.
+
+    Within one and a half images of an epoch. Assumes that logits are returned and labels seen. Not seen: accuracies
+    counted in passes of their own.
+    """
     rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows or "train_accuracy" not in rows[0]:
         return without(trial, "metrics.csv")
@@ -130,7 +157,11 @@ def nth(epochs, number):
 
 
 def times_the_slowest_rank(trial):
-    """An epoch takes as long as its slowest rank, from its first forward pass to its last step, without validation."""
+    """An epoch takes as long as its slowest rank, from its first forward pass to its last step, without validation.
+
+    Within 0.05 s at either end. The trial holds up single steps, the loading of all ranks, and one rank's
+    validation by 0.3 s each. Not seen: time that no rank spends between two validations.
+    """
     rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows or "epoch_time_s" not in rows[0]:
         return without(trial, "metrics.csv")
@@ -168,69 +199,17 @@ def time_between(ranks, own):
     return min(later) - max(earlier)
 
 
-def telling_target(trial):
-    """Return a target by whose reaching, as ``trial`` went, one sees how a script counts epochs: in a row, or in all.
-
-    Run again with the same seed, two epochs in a row reach it before the last one and, where accuracies went
-    up and down enough, later than any two do. It lies so close below an epoch's accuracy that the shares of the
-    ranks, of which one is better and one is worse, do not reach it in the same epoch.
-    """
-    accuracies = [number(row.get("val_accuracy")) for row in trial.artifacts.metrics]
-    targets = [high - CLOSE for low, high in itertools.pairwise(sorted(accuracies)) if high - low > 2 * CLOSE]
-    ends = {target: _ends([one >= target for one in accuracies]) for target in targets}
-    late = [target for target, (_, in_a_row) in ends.items() if in_a_row < len(accuracies)]
-    return max(late, key=lambda target: (ends[target][0] < ends[target][1], -ends[target][1]), default=0.0)
-
-
-def _ends(reached):
-    """Return the epochs after which two have reached the target: any two, and two in a row."""
-    never = len(reached)
-    in_all = next((at for at in range(1, never) if sum(reached[:at]) == 2), never)
-    return in_all, next((at for at in range(2, never) if reached[at - 2] and reached[at - 1]), never)
-
-
-def stops_together(trial):
-    """All ranks stop in the epoch in which ``--patience`` epochs in a row have reached the target."""
-    if waits_for_ever(trial) and ends_without_stopping(trial):
-        return broken("not all ranks leave the loop after the same epoch: " + "; ".join(parting(trial)))
-    if trial.outcome.state != "finished":
-        return unseen("the run did not finish")
-    if "patience" not in trial.run.flags:
-        return Verdict(True, "stopping early was not judged: the script does not know --target-accuracy or --patience")
-    counts = [len(rank.steps) for rank in trial.evidence.ranks]
-    if not all(counts):
-        return unseen("not every rank trained")
-    target, patience = float(trial.run.flags["target_accuracy"]), int(trial.run.flags["patience"])
-    epochs, rows = trial.evidence.settings["epochs"], trial.artifacts.metrics
-    if target > 0 and not rows and len(set(counts)) == 1:
-        return without(trial, "metrics.csv")
-    reached = [number(row.get("val_accuracy")) >= target for row in rows] or [target <= 0] * epochs
-    wanted = next((at for at in range(patience, len(reached) + 1) if all(reached[at - patience : at])), epochs)
-    each = steps_an_epoch(trial)
-    if len(set(counts)) == 1 and abs(counts[0] - wanted * each) < each / 2:
-        in_all, in_a_row = _ends(
-            [number(row.get("val_accuracy")) >= target for row in trial.reference.artifacts.metrics]
-        )
-        return HOLDS if in_all < in_a_row else Verdict(True, ONLY_ROSE)
-    return broken(
-        f"--target-accuracy {target:g} --patience {patience} asks for {wanted} of the {epochs} epochs; steps taken:"
-        f" {per_rank(counts)}, where {wanted} epochs have {wanted * each:.0f}"
-    )
-
-
-def steps_an_epoch(trial):
-    """Return how many steps a rank takes in an epoch: seen in a run that was not to stop, or counted out."""
-    evidence, free = trial.evidence, trial.reference
-    if free is not None and free.outcome.state == "finished" and free.evidence.settings == evidence.settings:
-        return len(free.evidence.ranks[0].steps) / evidence.settings["epochs"]
-    return len(evidence.data.train) / evidence.world_size / evidence.settings["batch_size"]
-
-
 def states_the_effective_batch(trial):
-    """``summary.json`` states the images of a step over all ranks."""
+    """``summary.json`` states the images of a step over all ranks, and how many those are.
+
+    Exactly. Not seen: other formats than the course's record.
+    """
     told, rounds = trial.artifacts.summary.get("effective_batch"), trial.evidence.rounds
     if told is None or not rounds:
         return without(trial, "summary.json")
+    processes, world_size = trial.artifacts.summary.get("world_size"), trial.evidence.world_size
+    if processes not in (None, world_size):
+        return broken(f"summary.json says world_size {processes}; {world_size} processes trained")
     taken = sum(len(step.rows) for step in rounds[0])
     if told == taken:
         return HOLDS
@@ -241,15 +220,35 @@ def states_the_effective_batch(trial):
 
 
 def prepares_once(trial):
-    """One rank of a machine writes the dataset, and the others wait until it is whole."""
-    folder = str(trial.run.data_dir)
-    written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in trial.evidence.ranks]
+    """One rank of each machine writes the dataset, and the others wait until it is whole.
+
+    The trial makes the first rank of each machine slow to write, and gives each machine a folder of its own. Not seen
+    is a script that lets another rank write and has the others wait for a while: nobody may sleep for long.
+    """
+    run, ranks = trial.run, trial.evidence.ranks
+    written = [[one for one in rank.named("write") if is_below(one["path"], run.data_dirs)] for rank in ranks]
     writing = [rank for rank, files in enumerate(written) if files]
-    if len(writing) > 1:
+    by_machine = [[rank for rank in writing if run.machine(rank) == machine] for machine in range(run.machines)]
+    for together in by_machine:
+        if len(together) > 1:
+            return broken(
+                f"ranks {listed(together)} of one machine all prepare the dataset, at the same time",
+                written[together[1]][0]["line"],
+            )
+    if writing and not all(by_machine) and trial.outcome.state != "finished":
+        machine = by_machine.index([])
+        lacking = [rank for rank in range(run.processes) if run.machine(rank) == machine]
         return broken(
-            f"ranks {listed(writing)} all prepare the dataset, at the same time", written[writing[1]][0]["line"]
+            f"on {run.machines} machines, rank {writing[0]} alone prepares the dataset: ranks {listed(lacking)}"
+            " find none on theirs",
+            written[writing[0]][0]["line"],
         )
     if trial.outcome.state != "finished" and not all(rank.steps for rank in trial.evidence.ranks):
         why = trial.outcome.failure.strip().splitlines() or [""]
-        return broken(f"with no prepared data and rank 0 slow, the run ends: {why[-1][:160] or trial.outcome.state}")
+        if all(by_machine) and trial.outcome.state == "failed" and UNPREPARED not in trial.outcome.failure:
+            return unseen("the run ended for another reason")
+        return broken(
+            "with no prepared data and the rank that prepares it slow, the run ends:"
+            f" {why[-1][:160] or trial.outcome.state}"
+        )
     return HOLDS if writing else unseen("no rank prepared the dataset")

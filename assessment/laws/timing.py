@@ -34,7 +34,11 @@ def passes(trial, rank):
 
 
 def measures_a_step(trial):
-    """``computing`` is the time of a step without communication."""
+    """``computing`` is the time of a step without communication.
+
+    Within a factor of two of the median time between two passes: clocks of busy machines are no better. Not seen:
+    what is left out of a step by less.
+    """
     told = profiled(trial)
     if not isinstance(told, list):
         return told
@@ -54,7 +58,10 @@ def measures_a_step(trial):
 
 
 def measures_waiting(trial):
-    """``waiting`` is how much longer the slowest rank computes."""
+    """``waiting`` is how much longer the slowest rank computes.
+
+    Within half a step. Not seen: waiting at places other than the averaging.
+    """
     told = profiled(trial)
     if not isinstance(told, list):
         return told
@@ -70,7 +77,10 @@ def measures_waiting(trial):
 
 
 def measures_communication(trial):
-    """``communicating`` is what a step with communication takes beyond the slowest rank's computing."""
+    """``communicating`` is what a step with communication takes beyond the slowest rank's computing.
+
+    Within its own size and 15 ms. Not seen: which message takes the time.
+    """
     told = profiled(trial)
     if not isinstance(told, list):
         return told
@@ -88,7 +98,10 @@ def measures_communication(trial):
 
 
 def counts_the_cost(trial):
-    """``device_seconds`` is the training time of all devices together."""
+    """``device_seconds`` is the training time of all devices together.
+
+    Within 1 % of ranks x ``time_s``. Not seen: what devices cost.
+    """
     rows = trial.artifacts.metrics
     if trial.outcome.state != "finished" or not rows:
         return unseen("the run did not finish")
@@ -102,7 +115,10 @@ def counts_the_cost(trial):
 
 
 def computes_as_asked(trial):
-    """``--precision`` decides whether the network computes in bfloat16 or in float32."""
+    """``--precision`` decides whether the network computes in bfloat16 or in float32.
+
+    Judged by the dtype of the first logits. Not seen: layers within that compute otherwise.
+    """
     steps = trial.evidence.ranks[0].steps
     if not steps:
         return unseen("no step was seen")
@@ -114,7 +130,10 @@ def computes_as_asked(trial):
 
 
 def times_training(trial):
-    """``epoch_time_s`` runs from the first batch to the last step, and leaves validation out."""
+    """``epoch_time_s`` runs from the first batch to the last step, and leaves validation out.
+
+    Within 0.02 s at the lower and 0.05 s at the upper end. Not seen: a clock that is off by less.
+    """
     rows, rank = trial.artifacts.metrics, trial.evidence.ranks[0]
     epochs = trial.evidence.epochs(0)
     if len(rows) < 2 or len(rank.evaluations) < 2 or not all(epochs[:2]) or len(epochs) < 2:

@@ -11,6 +11,9 @@ def is_the_same_unwatched(trial):
     """A run without the recorder ends with the weights of the watched run with the same settings.
 
     The recorder changes no result, so a script that does another thing when it finds itself watched is found out.
+
+    Within ``SAME`` (1e-4 of the size of all weights). Not seen: what a script does only at other settings than
+    these.
     """
     watched = trial.reference
     if trial.outcome.state == "hung" and watched is not None and watched.outcome.state == "finished":

@@ -6,6 +6,7 @@ import torch
 
 from assessment.laws.lockstep import differing
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, percent, unseen
+from assessment.recorder.sketch import sketch
 from assessment.recorder.training import UNNAMED
 
 PREFIXES = ("module.", "_orig_mod.")
@@ -26,6 +27,9 @@ def saves_the_network(trial):
     """``model.pt`` is the bare network's ``state_dict``: the weights after the last step, or those judged last.
 
     Others are judged where a script averages weights over its steps, and saves the average.
+
+    Compared are sketches within 1e-4, under the names in the file; a prefix of the script's own module is left out.
+    Not seen: tensors that are no floating-point numbers.
     """
     weights = saved_weights(trial)
     if isinstance(weights, Verdict):
@@ -47,6 +51,9 @@ def saves_the_network(trial):
     judged = [saved_names(rank.evaluations[-1].weights, names) for rank in trial.evidence.ranks if rank.evaluations]
     found = [one for one in (last, mean_of_last(steps, names), *judged) if one.keys() & weights.sketches.keys()]
     if found and not any(is_same(weights, one) for one in found):
+        rows, epochs = len(trial.artifacts.metrics), len(trial.evidence.epochs(0))
+        if rows < epochs:
+            return broken(f"the record has {rows} of {epochs} epochs, so model.pt lacks what the last one taught")
         return broken("the weights in model.pt are those neither after the last step nor of the last validation")
     return HOLDS
 
@@ -75,7 +82,12 @@ def mean_of_last(steps, names):
 
 
 def reports_the_truth(trial):
-    """The reported accuracy is that of the saved network on all test images, each counted once."""
+    """The reported accuracy is that of the saved network on all test images, each counted once.
+
+    Within ``EXACT`` (2e-5, a fiftieth of one test image). Assumes that the network is one of the course's. Where
+    ranks hold other weights than each other, what each of them said of its own images counts. Not seen: the
+    reported loss, and epochs before the last; the run as one process tells of both.
+    """
     if isinstance(saved_weights(trial), Verdict):
         return unseen("there are no saved weights to judge by")
     predictions, test = trial.artifacts.predictions, trial.evidence.data.test
@@ -88,11 +100,41 @@ def reports_the_truth(trial):
         return broken("the run reports no validation accuracy in its record")
     if abs(reported - accuracy) < EXACT:
         return wasteful(trial) or HOLDS
+    if is_true_of_each_ranks_own(trial, reported):
+        return Verdict(True, "the ranks judge with weights of their own, and what they report is true of those")
+    if abs(reported / 100 - accuracy) < EXACT:
+        return broken(
+            f"the run reports a validation accuracy of {reported:.4g}, in percent; the record is in fractions of 1"
+        )
     return broken(
         f"the run reports a validation accuracy of {reported:.4f}; the saved network has {accuracy:.4f}"
         f" ({int(correct.sum())} of {len(test)}){explained(trial, correct, reported)}",
         next((rank.evaluations[-1].line for rank in trial.evidence.ranks if rank.evaluations), None),
     )
+
+
+def is_true_of_each_ranks_own(trial, reported):
+    """Say whether the ranks judge with weights of their own, and ``reported`` is what those get on all test images."""
+    judged = [rank.evaluations[-1] for rank in trial.evidence.ranks if rank.evaluations]
+    rows = sorted(row for one in judged for row in one.rows if row is not None)
+    if not have_weights_of_their_own(trial) or any(one.correct is None for one in judged):
+        return False
+    is_each_once = rows == list(range(len(trial.evidence.data.test)))
+    return is_each_once and abs(sum(one.correct for one in judged) / len(rows) - reported) < EXACT
+
+
+def have_other_statistics_than_saved(trial, evaluations):
+    """Say whether the running statistics of the network that was judged are not those in ``model.pt``."""
+    saved = trial.artifacts.weights
+    judged = {name: one for name, one in evaluations[0].buffers.items() if isinstance(one, list)}
+    kept = {name: sketch(torch.tensor(one)) for name, one in saved_names(judged, saved.sketches).items()}
+    return bool(kept.keys() & saved.sketches.keys()) and bool(differing([saved.sketches, kept]))
+
+
+def have_weights_of_their_own(trial):
+    """Say whether the ranks hold different weights after the last step."""
+    last = [rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps]
+    return len(last) > 1 and all(last) and bool(differing(last))
 
 
 def wasteful(trial):
@@ -137,8 +179,7 @@ def explained(trial, correct, reported):
         return ": the network was in training mode"
     if differing_buffers(evaluations):
         return ": the ranks judged with running statistics of their own"
-    last = [rank.steps[-1].after for rank in trial.evidence.ranks if rank.steps]
-    if len(last) > 1 and all(last) and differing(last):
+    if have_weights_of_their_own(trial):
         return ": the ranks judged with weights of their own"
     if len(rows) > 1 and 0 < twice < total:
         return f": {twice} of the {total} test images counted twice"
@@ -146,11 +187,21 @@ def explained(trial, correct, reported):
         return ": it is the mean of the ranks' means, whose shares are not of one size"
     if len(means) > 1 and any(abs(one - reported) < EXACT for one in means):
         return ": it is the accuracy of one rank's share"
+    if have_other_statistics_than_saved(trial, evaluations):
+        return ": the network that was judged has other running statistics than the one that was saved"
+    pixels = [one.pixels for one in evaluations if one.pixels]
+    if pixels and max(high for _, high in pixels) <= 1:
+        low, high = min(low for low, _ in pixels), max(high for _, high in pixels)
+        return f": the network was given pixels from {low:.3g} to {high:.3g}, but takes them as bytes, from 0 to 255"
     return ": every image was judged once, so the sums are put together wrongly"
 
 
 def evaluates_in_evaluation_mode(trial):
-    """BatchNorm and dropout are in evaluation mode while the network is judged."""
+    """BatchNorm and dropout are in evaluation mode while the network is judged.
+
+    Seen is the mode of BatchNorm and dropout layers in each pass that teaches nobody. Not seen: layers of the
+    script's own.
+    """
     evaluations = [one for rank in trial.evidence.ranks for one in rank.evaluations]
     if not evaluations:
         return unseen("no validation was seen")
@@ -159,7 +210,11 @@ def evaluates_in_evaluation_mode(trial):
 
 
 def trains_in_training_mode(trial):
-    """BatchNorm and dropout are in training mode while the network learns, also after it was judged."""
+    """BatchNorm and dropout are in training mode while the network learns, also after it was judged.
+
+    Seen is the mode of BatchNorm and dropout layers, in a network without them that of all leaves. Not seen: a
+    layer of the script's own with two modes.
+    """
     for rank in trial.evidence.ranks:
         for at, step in enumerate(rank.steps, start=1):
             if not step.in_training_mode:
@@ -175,7 +230,11 @@ def differing_buffers(evaluations):
 
 
 def judges_alike(trial):
-    """All ranks that take part in validation judge the same network: its weights, its running statistics."""
+    """All ranks that take part in validation judge the same network: its weights, its running statistics.
+
+    Compared are running statistics within 1e-4, in every validation. Not seen: ranks that judge with other weights;
+    ``stays_in_lockstep`` tells of those.
+    """
     ranks = [rank.evaluations for rank in trial.evidence.ranks if rank.evaluations]
     if not ranks:
         return unseen("no validation was seen")
@@ -187,7 +246,11 @@ def judges_alike(trial):
 
 
 def judges_test_images(trial):
-    """It is the test images that are judged; a pass over those of training besides, for their accuracy, is no fault."""
+    """It is the test images that are judged; a pass over those of training besides, for their accuracy, is no fault.
+
+    One image that is not of the test set is enough. Not seen: images that were changed, where they were fetched
+    otherwise than from the dataset's own tensor.
+    """
     evaluations = [one for rank in trial.evidence.ranks for one in rank.evaluations]
     if not evaluations:
         return unseen("no validation was seen")

@@ -7,9 +7,9 @@ import os
 
 
 def install():
-    """Set the recorder to work in this process; torch must be imported. Nothing of the script may have run."""
+    """Set the recorder to work in this process and return it; torch must be imported, and no line of the script run."""
     # They need torch, which who comes to this room may not.
-    from assessment.recorder import calm, events, fetches, training, world
+    from assessment.recorder import calm, draws, events, fetches, training, world
 
     recorder = events.Recorder()
     fetches.watch(recorder)
@@ -17,3 +17,12 @@ def install():
     world.watch(recorder)
     if "LOCKSTEP_CALM" in os.environ:
         calm.settle()
+        draws.settle_draws(recorder)
+    return recorder
+
+
+def probe(kind, namespace, recorder):
+    """Call functions among the names of a script that was read and not run."""
+    from assessment.recorder import probes
+
+    probes.probe(kind, namespace, recorder)

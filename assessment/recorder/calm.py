@@ -19,16 +19,17 @@ CHANNELS, HIDDEN = 8, 24
 SPOILT = (0.5, 0.1, 0.5, 0.2, 0.6, 0.3, 0.1, 0.4)
 
 
-class Small(nn.Module):
+class Small(nn.Sequential):
     """A small network with a layer of every kind that a script may single out, in the place of ``models.build``'s.
+
+    It is a sequence of layers, as those are.
 
     Its accuracies go up and down: in each validation it takes a share of the images for another class, the same
     images however they are shared out.
     """
 
     def __init__(self, _name, channels, classes, **_sizes):
-        super().__init__()
-        self.layers = nn.Sequential(
+        super().__init__(
             models.Normalize(),
             nn.Conv2d(channels, CHANNELS, 5, stride=4),
             nn.BatchNorm2d(CHANNELS),
@@ -40,7 +41,10 @@ class Small(nn.Module):
             nn.Linear(HIDDEN, classes),
         )
         self.validations = 0
-        self.register_buffer("spoilt", torch.zeros(()), persistent=False)
+        self.spoilt = torch.zeros(())  # no buffer: a script may keep all of those
+
+    def __getitem__(self, at):
+        return nn.Sequential(*list(self)[at]) if isinstance(at, slice) else super().__getitem__(at)
 
     def train(self, mode=True):
         if self.training and not mode:
@@ -49,11 +53,11 @@ class Small(nn.Module):
         return super().train(mode)
 
     def forward(self, images):
-        logits = self.layers(images)
+        logits = super().forward(images)
         if self.training:
             return logits
         lot = images.float().sum(dim=(1, 2, 3)).abs() % 10 / 10  # as good as drawn, for every image always the same
-        return torch.where((lot < self.spoilt).unsqueeze(1), logits.roll(3, dims=1), logits)
+        return torch.where((lot < self.spoilt.to(lot.device)).unsqueeze(1), logits.roll(3, dims=1), logits)
 
 
 def small_network(*args, **sizes):

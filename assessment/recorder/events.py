@@ -29,6 +29,8 @@ class Recorder:
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=False)
         self.delays = json.loads(os.environ.get("LOCKSTEP_DELAYS", "{}"))
         self.has_asked = False  # whether the script has asked for its rank
+        self.has_fetched = False  # whether it has taken an image to train on
+        self.steps = 0  # of its optimizers
         self.calling = False  # inside a call that is noted
         self.note("start", rank=os.environ.get("RANK"))
 
@@ -58,8 +60,11 @@ class Recorder:
         return None
 
 
-def announce(recorder, owner, name, facts=lambda *_args, **_kwargs: {}, event="call", called=None):
-    """Note each call of ``owner.name`` as it begins, as ``called``; not those that it makes itself."""
+def announce(recorder, owner, name, facts=lambda *_args, **_kwargs: {}, event="call", called=None, returned=None):
+    """Note each call of ``owner.name`` as it begins, as ``called``; not those that it makes itself.
+
+    ``returned`` is shown what comes back of calls that stand in the script itself.
+    """
     function = getattr(owner, name)
 
     @wraps(function)
@@ -69,8 +74,11 @@ def announce(recorder, owner, name, facts=lambda *_args, **_kwargs: {}, event="c
         recorder.note(event, name=called or name, line=recorder.place(), **facts(*args, **kwargs))
         recorder.calling = True
         try:
-            return function(*args, **kwargs)
+            came_back = function(*args, **kwargs)
         finally:
             recorder.calling = False
+        if returned and os.path.abspath(sys._getframe(1).f_code.co_filename) == recorder.script:
+            returned(name, came_back)
+        return came_back
 
     setattr(owner, name, call)

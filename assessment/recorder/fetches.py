@@ -34,6 +34,9 @@ def watch(recorder):
         if known is None:
             return
         split, first, size = known
+        if split == "train":
+            recorder.has_fetched = True
+            recorder.delay(f"loading {recorder.steps + 1}")
         at, step = (tensor.data_ptr() - first) // size, tensor.stride(0) * tensor.element_size() // size
         rows = at + step * torch.arange(len(tensor))
         recorder.note("fetch", split=split, rows=take(rows, index).reshape(-1).tolist())

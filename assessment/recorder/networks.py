@@ -27,10 +27,10 @@ class Seen:
     logits: torch.Tensor | None = None  # ... and what has come out so far that may be logits
     names: dict = field(default_factory=dict)  # id of a parameter -> its name in the outermost module that holds it
     local: dict = field(default_factory=dict)  # id of a parameter -> sketch of its local gradients since the last step
+    norms: dict = field(default_factory=dict)  # id of a parameter -> the size of each of those gradients
     hooked: set = field(default_factory=set)
     stepping: int = 0  # depth of optimizers that call optimizers
     before: dict | None = None  # facts of the step that is being taken
-    steps: int = 0
 
 
 def quiet(function):
@@ -48,6 +48,8 @@ def watch_networks(recorder, seen):
     """Write down each pass through an outermost module that has parameters."""
 
     def enter(module, inputs):
+        if is_in_backward():
+            return
         if seen.depth == 0 and any(True for _ in module.parameters()):
             if torch.is_grad_enabled():
                 recorder.delay("forward")
@@ -57,6 +59,8 @@ def watch_networks(recorder, seen):
             seen.images = next((one for one in tensors(inputs) if one.dim() >= 3), None)
 
     def leave(module, _inputs, output):
+        if is_in_backward():
+            return
         seen.depth -= 1
         if seen.images is not None:
             rows = [one for one in tensors(output) if one.dim() == 2 and len(one) == len(seen.images)]
@@ -98,6 +102,11 @@ def watch_networks(recorder, seen):
     register_module_forward_hook(leave, always_call=True)
 
 
+def is_in_backward():
+    """Say whether gradients are on their way back, where checkpointing computes parts of a pass once more."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def facts_of(module, images, logits):
     """Return what is written down of a pass of ``images`` through ``module``."""
     faces = [layer.training for layer in module.modules() if is_two_faced(layer)]
@@ -108,6 +117,7 @@ def facts_of(module, images, logits):
     facts["is_averaged"] = getattr(module, "require_backward_grad_sync", False)
     if images is not None:
         facts["rows"] = fingerprints(images).tolist()
+        facts["pixels"] = [images.min().item(), images.max().item()] if images.numel() else []
     if logits is not None:
         facts |= {"dtype": str(logits.dtype), "logits": logits.float().tolist()}
     facts["generator"] = zlib.crc32(torch.get_rng_state().numpy())

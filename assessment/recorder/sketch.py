@@ -12,6 +12,7 @@ import torch
 
 DIRECTIONS = 4
 KEPT = 4_000_000  # numbers in the largest tensor whose directions are kept
+randn = torch.randn  # as it is: what a script draws may be settled
 
 
 def directions(numel):
@@ -20,7 +21,7 @@ def directions(numel):
 
 
 def _drawn(numel):
-    return torch.randn(DIRECTIONS, numel, generator=torch.Generator().manual_seed(numel))
+    return randn(DIRECTIONS, numel, generator=torch.Generator().manual_seed(numel))
 
 
 _kept = lru_cache(maxsize=None)(_drawn)
@@ -35,12 +36,14 @@ def sketch(tensor):
 def fingerprints(images):
     """Return what tells the images of a batch apart: float32 [N, DIRECTIONS].
 
-    The same for a picture as bytes, divided by 255 or normalised: brightness and contrast are taken out
-    before it is sketched.
+    The same for a picture as bytes, divided by 255 or normalised, each channel by numbers of its own too: brightness
+    and contrast of every channel are taken out before it is sketched.
     """
-    flat = images.detach().reshape(len(images), -1).to("cpu", torch.float32)
-    flat = flat - flat.mean(dim=1, keepdim=True)
-    flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    channels = images.shape[1] if images.dim() == 4 else 1
+    flat = images.detach().reshape(len(images), channels, -1).to("cpu", torch.float32)
+    flat = flat - flat.mean(dim=2, keepdim=True)
+    flat = flat / flat.norm(dim=2, keepdim=True).clamp_min(1e-12) / math.sqrt(channels)
+    flat = flat.reshape(len(images), -1)
     return flat @ directions(flat.shape[1]).T
 
 

@@ -4,6 +4,7 @@ It sees this rank's own gradients before and the applied ones after any averagin
 each step.
 """
 
+import math
 from functools import wraps
 
 import torch
@@ -40,6 +41,7 @@ def watch_optimizers(recorder, seen):
         def collect(gradient):
             if is_plain(gradient):
                 mine = sketch(gradient)
+                seen.norms.setdefault(key, []).append(gradient.float().norm().item())
                 seen.local[key] = [a + b for a, b in zip(seen.local.get(key, [0.0] * len(mine)), mine, strict=False)]
 
         return collect
@@ -48,13 +50,19 @@ def watch_optimizers(recorder, seen):
         held = [one for group in optimizer.param_groups for one in group["params"]]
         return {seen.names.get(id(one), f"{UNNAMED} {at}"): one for at, one in enumerate(held) if is_plain(one)}
 
+    def own_norm(held):
+        """Return the size of this rank's own gradient, None where it is the sum of several passes."""
+        sizes = [seen.norms.get(id(one), []) for one in held.values()]
+        is_single = any(sizes) and all(len(one) < 2 for one in sizes)
+        return math.hypot(*(size for one in sizes for size in one)) if is_single else None
+
     @quiet
     def before(optimizer, _args, _kwargs):
         seen.stepping += 1
         if seen.stepping > 1:
             return
-        seen.steps += 1
-        recorder.delay(f"step {seen.steps}")
+        recorder.steps += 1
+        recorder.delay(f"step {recorder.steps}")
         held = parameters(optimizer)
         graded = {name: one for name, one in held.items() if one.grad is not None and is_plain(one.grad)}
         seen.before = {
@@ -62,6 +70,7 @@ def watch_optimizers(recorder, seen):
             "local": {name: seen.local.get(id(one)) for name, one in held.items()},
             "applied": {name: sketch(one.grad) for name, one in graded.items()},
             "norms": {name: one.grad.float().norm().item() for name, one in graded.items()},
+            "own_norm": own_norm(held),
             "weights_before": {name: sketch(one) for name, one in held.items()},
             "parameters": [id(one) for group in optimizer.param_groups for one in group["params"]],
         }
@@ -75,11 +84,26 @@ def watch_optimizers(recorder, seen):
             for group in optimizer.param_groups:
                 for one in group["params"]:
                     seen.local.pop(id(one), None)
+                    seen.norms.pop(id(one), None)
 
+    @quiet
+    def before_all(optimizer, _args, _kwargs):
+        # A hook of the script's own may average gradients or clip them: it comes first, wherever it was registered.
+        if id(optimizer) in last:
+            last.pop(id(optimizer)).remove()
+        last[id(optimizer)] = optimizer.register_step_pre_hook(before)
+
+    last = {}  # id of an optimizer -> the hook that is called after all others
     Optimizer.add_param_group = add_and_hook
-    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_pre_hook(before_all)
     register_optimizer_step_post_hook(after)
     schedule = torch.optim.lr_scheduler.LRScheduler
     announce(recorder, schedule, "step", called="schedule step")
+    announce(recorder, torch.optim.lr_scheduler.ReduceLROnPlateau, "step", watched_number, called="plateau")
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         announce(recorder, torch.nn.utils, name)
+
+
+def watched_number(_schedule, metrics=None, *_args, **_kwargs):
+    """Return the number by which a schedule decides whether training has come to a plateau."""
+    return {"metrics": None if metrics is None else float(metrics)}

@@ -1,9 +1,12 @@
 """What a script does with the world outside its network: ranks, collectives, what is printed and written."""
 
 import builtins
+import itertools
 import json
 import logging
 import os
+import platform
+import socket
 import sys
 import time
 from functools import wraps
@@ -21,13 +24,14 @@ COLLECTIVES = (
     "send", "recv", "isend", "irecv", "batch_isend_irecv", "new_group", "destroy_process_group",
 )  # fmt: skip
 
+WAITING = ("wait", "is_completed", "get_future", "synchronize")  # by which one learns that a collective is over
 BLINK_S = 0.02
 
 
 def watch(recorder):
     """Begin to watch ranks, collectives, output and files."""
     watch_environment(recorder)
-    watch_collectives(recorder)
+    watch_collectives(recorder, watch_waiting(recorder))
     watch_output(recorder)
     watch_files(recorder)
     wake_sleepers(recorder)
@@ -58,17 +62,51 @@ def watch_environment(recorder):
         return group_rank(*args, **kwargs)
 
     type(os.environ).__getitem__, dist.get_rank = asked, get_rank
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":  # several machines are played, so each has a name of its own
+        host = f"{socket.gethostname()}-{os.environ['GROUP_RANK']}"
+        socket.gethostname = platform.node = lambda: host
 
 
-def watch_collectives(recorder):
-    """Write down each collective as it is entered, with its size and the script's line."""
+def watch_waiting(recorder):
+    """Write down who waits for a collective that runs on its own; return what is to be told of each that is started."""
+    started, numbers = {}, itertools.count()  # id of a collective -> itself, so that no other gets that id; its number
 
-    def facts(*args, **_kwargs):
-        return {"numel": args[0].numel() if args and torch.is_tensor(args[0]) else None}
+    def begun(name, work):
+        if isinstance(work, dist.Work) and name != "isend":  # nothing comes of what is sent
+            number = next(numbers)
+            started[id(work)] = work, number
+            recorder.note("started", name=name, number=number, line=recorder.place())
+
+    def watched(ask):
+        @wraps(ask)
+        def waited(work, *args, **kwargs):
+            if id(work) in started:
+                recorder.note("waited", number=started.pop(id(work))[1])
+            return ask(work, *args, **kwargs)
+
+        return waited
+
+    for name in WAITING:
+        setattr(dist.Work, name, watched(getattr(dist.Work, name)))
+    return begun
+
+
+def watch_collectives(recorder, begun):
+    """Write down each collective as it is entered, with its size, the rank that it goes out from, and the line.
+
+    ``begun`` is told of those that are started and left to run.
+    """
+
+    def facts(*args, **kwargs):
+        return {"numel": args[0].numel() if args and torch.is_tensor(args[0]) else None, "root": kwargs.get("src")}
+
+    def facts_of_broadcast(tensor=None, src=None, *_args, **_kwargs):
+        return facts(tensor, src=src)
 
     for name in COLLECTIVES:
         if hasattr(dist, name):
-            announce(recorder, dist, name, facts, event="collective")
+            known = facts_of_broadcast if name == "broadcast" else facts
+            announce(recorder, dist, name, known, event="collective", returned=begun)
     for name in ("isend", "irecv"):  # P2POp asks for the very functions that torch's own module holds
         setattr(dist.distributed_c10d, name, getattr(dist, name))
     begin = dist.init_process_group

@@ -42,6 +42,7 @@ class Step:
     time: float
     dtype: str
     buffers: dict  # of the last forward pass, once it is done
+    own_norm: float | None  # size of this rank's own gradient, where it was one pass
     inputs: list  # the sum of the fingerprints of what the network was given
     correct: int | None  # images whose own label was the network's first choice; None where its choices were not seen
 
@@ -57,6 +58,8 @@ class Evaluation:
     line: int | None
     weights: dict  # of the network that is judged, as sketches by name
     training_images: int = 0  # that were judged besides
+    correct: int | None = None  # of the test images, by their own labels; None where it was not seen
+    pixels: list = field(default_factory=list)  # the least and the greatest that the network was given
 
 
 @dataclass
@@ -83,8 +86,8 @@ class Evidence:
     settings: dict
 
     @classmethod
-    def read(cls, folder, world_size, data, settings):
-        """Read what the recorder wrote into ``folder``."""
+    def read(cls, folder, world_size, data, settings, is_whole=True):
+        """Read what the recorder wrote into ``folder``; ``is_whole`` where the run came to its end."""
         events = {rank: [] for rank in range(world_size)}
         for path in sorted(Path(folder).glob("*.jsonl")):
             whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")  # a rank may die while it writes
@@ -94,7 +97,7 @@ class Evidence:
                 events[int(told[-1])] += written
         ranks = [Rank(rank, sorted(found, key=lambda one: one["time"])) for rank, found in events.items()]
         for rank in ranks:
-            identify(rank, data)
+            identify(rank, data, is_whole)
             _assemble(rank, data)
         return cls(ranks, data, settings)
 
@@ -155,11 +158,14 @@ def _judged(rank, event):
     last = rank.evaluations[-1] if rank.evaluations else None
     if last is None or last.after != len(rank.steps):
         buffers, weights = event["buffers"], event.get("weights", {})
-        last = Evaluation(len(rank.steps), [], False, buffers, event["line"], weights)
+        last = Evaluation(len(rank.steps), [], False, buffers, event["line"], weights, correct=0)
         rank.evaluations.append(last)
     last.rows += event["rows"]
     last.training_images += event["training_images"]
     last.in_training_mode |= event["layers_in_training"]
+    last.correct = None if None in (last.correct, event["correct"]) else last.correct + event["correct"]
+    pixels = [*last.pixels, *event.get("pixels", [])]
+    last.pixels = [min(pixels), max(pixels)] if pixels else []
 
 
 def _halves(step, event):
@@ -194,6 +200,7 @@ def _step(event, forwards, clipped, data):
         local=event["local"],
         applied=event["applied"],
         norms=event["norms"],
+        own_norm=event.get("own_norm"),
         before=event["weights_before"],
         after=event["weights_after"],
         clipped=clipped,

@@ -19,16 +19,18 @@ GRACE_S, POLL_S, LONGEST_GAP_S = 3, 0.05, 0.5
 class ForkedRanks:
     """``processes`` ranks of the script ``argv[0]`` with its arguments; ``env`` adds to their environment.
 
-    ``{rank}`` in an argument stands for the rank's number. What the ranks print goes to a folder in ``within``.
+    ``{rank}`` and ``{machine}`` in an argument stand for the numbers of the rank and of its machine: the ranks take
+    themselves to be on so many ``machines``, with as many on each. What they print goes to a folder in ``within``.
     """
 
-    def __init__(self, server, argv, processes, env=None, within=None):
+    def __init__(self, server, argv, processes, env=None, within=None, machines=1):
         self._server, self._processes = server, processes
         self.logs = RankLogs(processes, within or server.work)
         server.open_to_ranks(self.logs.folder)
         self._ended = None  # the exit codes when the ranks were killed
-        argvs = [[str(one).replace("{rank}", str(rank)) for one in argv] for rank in range(processes)]
-        envs = [_environment(processes, rank) | (env or {}) for rank in range(processes)]
+        envs = [_environment(processes, rank, machines) | (env or {}) for rank in range(processes)]
+        places = [{"{rank}": one["RANK"], "{machine}": one["GROUP_RANK"]} for one in envs]
+        argvs = [[_filled(str(one), place) for one in argv] for place in places]
         logs = [self.logs.path(rank) for rank in range(processes)]
         server.start(argvs, envs, logs)
 
@@ -89,16 +91,29 @@ class Idle:
         return self._idle_s > self._limit_s
 
 
-def _environment(processes, rank):
-    """Return what torchrun puts into the environment of a rank, all on one machine; the server adds the port."""
+def _filled(text, places):
+    for name, value in places.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _environment(processes, rank, machines):
+    """Return what torchrun puts into the environment of a rank on one of ``machines``; the server adds the port."""
+    local_processes = processes // machines
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % local_processes),
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_WORLD_SIZE": "1",
-        "GROUP_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(local_processes),
+        "GROUP_WORLD_SIZE": str(machines),
+        "GROUP_RANK": str(rank // local_processes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }

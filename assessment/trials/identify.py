@@ -5,18 +5,21 @@ has changed them more than that allows (turned, mixed, erased), by what it had f
 """
 
 
-def identify(rank, data):
+def identify(rank, data, is_whole=True):
     """Complete the forward passes among the events of ``rank``, and take out those that train another network.
 
     Each gets ``teaches``, ``rows`` (indices in the split that it is about, None for others), ``inputs`` (the sum of
     the images' fingerprints) and ``training_images``, a number, where it only judges. A pass of images of neither split
-    before anything was trained shows nothing, nor does one in training mode whose outcome nobody uses: both go as well.
+    before anything was trained shows nothing, nor does one in training mode whose outcome nobody uses, nor one that was
+    going to teach when the run broke off (not ``is_whole``): all go as well.
     """
     taught = {one["number"] for one in rank.named("backward")}
     held = {key for one in rank.named("step") for key in one["parameters"]}
     forwards = rank.named("forward")
+    may_teach = forwards[-1:] if forwards and forwards[-1].get("teaches") and not is_whole else []
     for one in forwards:
         one["teaches"] = one["number"] in taught or one["is_transformed"]
+    broken_off = [one["number"] for one in may_teach if not one["teaches"]]
     has_own = any(one["teaches"] and held & set(one["parameters"]) for one in forwards)
     fetched, kept, has_trained = Fetched(data), [], False
     for event in rank.events:
@@ -33,7 +36,7 @@ def identify(rank, data):
             is_strange = not event["training_images"] and all(row is None for row in event["rows"])
             is_unused = not event["rows"] and event["layers_in_training"]
             rank.unused += event["training_images"] * is_unused
-            if is_unused or (is_strange and not has_trained):
+            if is_unused or (is_strange and not has_trained) or event["number"] in broken_off:
                 continue
         kept.append(event)
     rank.events[:] = kept
@@ -51,6 +54,16 @@ def _judged(event, fetched, data):
     event["training_images"] = sum(learned)
     seen = _filled(test, fetched.next("test", len(test)))
     event["rows"] = [row for row, is_learned in zip(seen, learned, strict=True) if not is_learned]
+    event["correct"] = _correct(event, seen, learned, data.test.labels)
+
+
+def _correct(event, rows, learned, labels):
+    """Return how many of the test images of a pass are known; None where that was not seen."""
+    logits = event.get("logits", [])
+    if len(logits) != len(rows):
+        return None
+    judged = [(row, one) for row, one, is_learned in zip(rows, logits, learned, strict=True) if not is_learned]
+    return sum(row is not None and int(labels[row]) == one.index(max(one)) for row, one in judged)
 
 
 def _filled(rows, fetched):

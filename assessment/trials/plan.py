@@ -14,11 +14,13 @@ class Plan:
     settings: dict  # flags that every script understands
     # Those that the lab is about; None stands for a switch, a function makes one from the reference.
     flags: dict = field(default_factory=dict)
-    is_cold: bool = False  # images as files, nothing prepared
+    is_cold: bool = False  # images as files, nothing prepared on any of its machines
+    machines: int = 1
     delays: dict = field(default_factory=dict)
     reference: str | None = None  # the earlier trial that this one is compared with
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # with nothing in the network that looks at one share alone (recorder/calm.py)
+    probe: str = ""  # the script's functions are called, and it is not run (recorder/probes.py)
 
 
 class Trials:
@@ -49,20 +51,23 @@ class Trials:
         flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in self.unknown}
         dataset, data_dir = stage.data.name, stage.prepared
         if plan.is_cold:
-            dataset, data_dir = f"folder:{stage.images}", self.folder / "cold"
-            data_dir.mkdir(exist_ok=True)
-            self.server.open_to_ranks(data_dir)
+            dataset, data_dir = f"folder:{stage.images}", self.folder / "cold-{machine}"
         run = trials.Run(
             script=self.script,
             processes=plan.processes,
             settings=plan.settings,
             flags={name: value(reference) if callable(value) else value for name, value in flags.items()},
-            data=stage.data,
+            data=stage.data.by_label if plan.is_cold else stage.data,
             dataset=dataset,
             data_dir=data_dir,
             delays=plan.delays,
             apart=self.apart,
             is_watched=plan.is_watched,
             is_calm=plan.is_calm,
+            machines=plan.machines,
+            probe=plan.probe,
         )
+        for folder in run.data_dirs if plan.is_cold else ():
+            folder.mkdir(exist_ok=True)
+            self.server.open_to_ranks(folder)
         return trials.attempt(self.server, run, self.folder)

@@ -12,7 +12,8 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 
-from assessment.recorder import install
+from assessment.recorder import install, probe
+from utils.devices import physical_cores
 from utils.launch.tether import PR_SET_PDEATHSIG, send_output_to
 
 PR_SET_DUMPABLE = 4
@@ -22,7 +23,7 @@ def become_rank(argv, env, log, parent):
     """Run the script ``argv[0]`` as ``__main__`` in this process, which was forked off by ``parent``; never returns.
 
     ``env`` adds to the environment, output goes to the file ``log``. With ``LOCKSTEP_EVIDENCE`` in it the recorder
-    is at work before the script's first line.
+    is at work before the script's first line; with ``LOCKSTEP_PROBE`` the script's functions are called instead.
     """
     belong_to(parent)
     os.setsid()
@@ -35,15 +36,18 @@ def become_rank(argv, env, log, parent):
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if torch := sys.modules.get("torch"):
-        # A fork leaves torch's pool of threads to be made anew; two threads that do so at once abort the process.
-        torch.set_num_threads(torch.get_num_threads())
+        # A fork leaves torch's pool of threads to be made anew; two threads that do so at once abort the process. Ranks
+        # share the cores: more threads than those wait for each other.
+        torch.set_num_threads(max(1, physical_cores() // int(env.get("WORLD_SIZE", 1))))
     code = 1
     try:
-        if "LOCKSTEP_EVIDENCE" in env:
-            install()
+        recorder = install() if "LOCKSTEP_EVIDENCE" in env else None
         with tokenize.open(argv[0]) as script:
             script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
-        runpy.run_path(argv[0], run_name="__main__")
+        if "LOCKSTEP_PROBE" in env:
+            probe(env["LOCKSTEP_PROBE"], runpy.run_path(argv[0], run_name="probed"), recorder)
+        else:
+            runpy.run_path(argv[0], {"hash": salted_hash()}, "__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -57,6 +61,14 @@ def become_rank(argv, env, log, parent):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def salted_hash():
+    """Return ``hash`` as a process of its own would have it, in which texts hash otherwise than in any other."""
+    if os.environ.get("PYTHONHASHSEED", "random") != "random":
+        return hash
+    salt = random.getrandbits(60)
+    return lambda value: hash(value) ^ salt if isinstance(value, (str, bytes)) else hash(value)
 
 
 def belong_to(parent):

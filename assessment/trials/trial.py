@@ -22,6 +22,7 @@ from assessment.trials.evidence import Evidence, Rank
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
+PROBE_LIMIT_S = 12  # for calls that take no time
 EVIDENCE_BYTES = 60_000_000
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
@@ -35,6 +36,7 @@ class Run:
 
     ``settings`` and ``flags`` become its arguments: by name, without dashes; a value of None makes a switch.
     ``apart`` gives every rank a folder of its own for its record. Without being watched it leaves no evidence.
+    ``{machine}`` in ``data_dir`` stands for the number of a rank's machine.
     """
 
     script: Path
@@ -48,6 +50,17 @@ class Run:
     apart: bool = False
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # the network as recorder/calm.py has it
+    probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
+    machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
+
+    @property
+    def data_dirs(self):
+        """Return the folder of data of each machine."""
+        return [Path(str(self.data_dir).replace("{machine}", str(machine))) for machine in range(self.machines)]
+
+    def machine(self, rank):
+        """Return the number of the machine that ``rank`` is on."""
+        return rank // (self.processes // self.machines)
 
     def argv(self, run_dir):
         """Return the script and its arguments."""
@@ -85,11 +98,12 @@ def attempt(server, run, folder):
     evidence = trial_folder(server, folder)
     run_dir = evidence / ("run-0" if run.apart else "run")
     argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
-    beside = _beside(evidence, [run.data_dir, run_dir], run.delays) if run.is_watched else {}
+    beside = _beside(evidence, [*run.data_dirs, run_dir], run.delays) if run.is_watched else {}
     beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
-    ranks = ForkedRanks(server, argv, run.processes, CALM_ENVIRONMENT | beside, evidence)
+    beside |= {"LOCKSTEP_PROBE": run.probe} if run.probe else {}
+    ranks = ForkedRanks(server, argv, run.processes, CALM_ENVIRONMENT | beside, evidence, run.machines)
     try:
-        is_over = ranks.wait(LIMIT_S, Stillness(server, evidence))
+        is_over = ranks.wait(PROBE_LIMIT_S if run.probe else LIMIT_S, Stillness(server, evidence))
         if not is_over:
             _ask_for_stacks(server, evidence)
     finally:
@@ -102,7 +116,7 @@ def attempt(server, run, folder):
         logs=[ranks.logs.text(rank) for rank in range(run.processes)],
         stacks=[] if is_over else _stacks(evidence, run.processes),
     )
-    return Trial(run, outcome, _evidence(evidence, run), Artifacts(run_dir, run.data))
+    return Trial(run, outcome, _evidence(evidence, run, outcome), Artifacts(run_dir, run.data))
 
 
 def trial_folder(server, folder):
@@ -112,11 +126,11 @@ def trial_folder(server, folder):
     return made
 
 
-def _evidence(folder, run):
+def _evidence(folder, run, outcome):
     """Read what the recorder wrote; where a script has meddled with it, nothing was seen."""
     try:
         if sum(path.stat().st_size for path in folder.glob("*.jsonl")) < EVIDENCE_BYTES:
-            return Evidence.read(folder, run.processes, run.data, run.settings)
+            return Evidence.read(folder, run.processes, run.data, run.settings, outcome.state == "finished")
     except Exception:  # whatever it is, a script that was left alone does not make it
         pass
     return Evidence([Rank(rank, []) for rank in range(run.processes)], run.data, run.settings)

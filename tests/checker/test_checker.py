@@ -265,3 +265,8 @@ def test_what_a_hanging_run_does_not_show_is_not_taken_away(own_progress, monkey
     assert "·  3  prepare once per node  (done before, not seen this time)" in hung
     assert "· 10  early stopping that all ranks agree on  (not seen yet)" in hung
     assert "9 of 10 done" in repr(Overview())
+
+
+@pytest.mark.parametrize("law", ORDER, ids=lambda law: law.__name__)
+def test_every_law_says_what_it_cannot_see(law):
+    assert "ot seen:" in " ".join(law.__doc__.split()) or "ot seen is" in " ".join(law.__doc__.split())

@@ -1,5 +1,7 @@
 """Whether a run stands still is judged only by what was seen of it."""
 
+import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -67,3 +69,43 @@ def asked_for(seconds, is_idle, clock):
             return True
         clock.now += 0.05
     return is_idle()
+
+
+MACHINES = """
+import os, socket, sys
+names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"
+open(f"{sys.argv[1]}-{os.environ['RANK']}", "w").write(" ".join([*(os.environ[one] for one in names), sys.argv[2]]))
+"""
+
+
+def test_ranks_take_themselves_to_be_on_several_machines(server, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(MACHINES)
+    ranks = ForkedRanks(server, [script, tmp_path / "told", "data-{machine}-{rank}"], 4, machines=2)
+    try:
+        assert ranks.wait(60) and not any(ranks.exits.values()), ranks.failure()
+    finally:
+        ranks.kill()
+    told = [(tmp_path / f"told-{rank}").read_text() for rank in range(4)]
+    assert told == ["0 0 4 2 0 2 data-0-0", "1 1 4 2 0 2 data-0-1", "2 0 4 2 1 2 data-1-2", "3 1 4 2 1 2 data-1-3"]
+
+
+NAMES = "import json, os, sys; print('NAMES', json.dumps(sorted(os.environ)))"
+OF_THE_AGENT = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}  # not for the script
+
+
+def test_a_forked_rank_finds_what_torchrun_gives_it(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script = tmp_path / "script.py"
+    script.write_text(NAMES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    real = {name for line in told.splitlines() if line.startswith("NAMES") for name in json.loads(line[6:])}
+    ranks = ForkedRanks(server, [script], 2)
+    try:
+        assert ranks.wait(60) and not any(ranks.exits.values()), ranks.failure()
+        (line,) = [one for one in ranks.logs.text(0).splitlines() if one.startswith("NAMES")]
+    finally:
+        ranks.kill()
+    lacking = real - set(json.loads(line[6:])) - OF_THE_AGENT
+    assert {"RANK", "TORCHELASTIC_RUN_ID"} < real and not lacking

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from assessment.recorder.sketch import fingerprints
-from assessment.trials.data import trial_data
+from assessment.trials.data import Stage, trial_data
 from assessment.trials.evidence import Rank
 from assessment.trials.identify import identify
+from utils.data import load, prepare
 
 DATA = trial_data()
 STRANGE = torch.rand(400, 1, 28, 28, generator=torch.Generator().manual_seed(3))
@@ -102,3 +103,18 @@ def test_passes_that_show_nothing_are_taken_out(idle):
 
 def test_a_pass_within_a_transformation_teaches():
     assert seen(forward(1, train(4), parameters=(), is_transformed=True), STEP) == [(True, [4], None)]
+
+
+def test_a_coloured_image_is_known_whatever_each_channel_is_scaled_by():
+    data = trial_data("digits-rgb")
+    images = data.train.images[:20].float() / 255
+    mean, spread = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.1]).view(3, 1, 1)
+    assert data.find("train", fingerprints((images - mean) / spread).tolist()) == list(range(20))
+
+
+def test_a_folder_of_images_holds_them_in_the_order_that_is_expected(tmp_path):
+    stage = Stage(DATA, tmp_path).keep()
+    prepare(f"folder:{stage.images}", tmp_path / "own")
+    for split in ("train", "test"):
+        found, wanted = load(f"folder:{stage.images}", tmp_path / "own", split), getattr(DATA.by_label, split)
+        assert torch.equal(found.images, wanted.images) and torch.equal(found.labels, wanted.labels)

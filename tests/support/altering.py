@@ -118,7 +118,7 @@ def happens(kind, of=1, **values):
     """Return what adds an event to a rank at its last step; texts may name a folder of the trial as {run_dir}."""
 
     def change(trial):
-        places = {"run_dir": trial.artifacts.folder, "data_dir": trial.run.data_dir}
+        places = {"run_dir": trial.artifacts.folder, "data_dir": trial.run.data_dirs[0]}
         told = {name: one.format(**places) if isinstance(one, str) else one for name, one in values.items()}
         one = trial.evidence.ranks[of]
         one.events.append({"event": kind, "time": one.steps[-1].time, "line": 7} | told)

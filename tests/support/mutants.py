@@ -11,27 +11,29 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 from recording import load, path_of, recorded, save
 from submitted import submissions
 
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
+from assessment.trials.data import SHAPES, Stage, trial_data
 from assessment.trials.fork_server import ForkServer
 
 ASSIGNMENT = "assessment"
 
 
-def outcome(submission, server=None, lab=None, look=None):
+def outcome(submission, server=None, lab=None, look=None, stage=None):
     """Return the law that the checker puts first for ``submission`` (``done`` where none is broken), and its result.
 
     It is held against the checklist of ``lab``, by default that of the lab that it was written for. ``look`` is shown
-    its trials and the result.
+    its trials and the result; ``stage`` holds the data for trials, which are made anew without it.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{submission.lab}_submission.py"
         script.write_text(submission.text(), encoding="utf-8")
-        result = examine(script, checklist(lab or submission.lab), ORDER, server, look=look)
+        result = examine(script, checklist(lab or submission.lab), ORDER, server, stage, look=look)
     return named(result), result
 
 
@@ -48,9 +50,11 @@ def main():
     kept = {} if "--record" in sys.argv[1:] and lab is None else None
     chosen = [one for kind in ("right", "wrong") for one in submissions(kind) if is_asked(one, kind, words)]
     chosen = [one for one in chosen if lab is None or is_about_the_assignment(one)]
-    with ForkServer() as server:
+    torch.set_num_threads(1)  # the ranks have work for all cores
+    with ForkServer() as server, tempfile.TemporaryDirectory() as folder:
+        stages = {name: Stage(trial_data(name), Path(folder) / name).keep() for name in SHAPES}
         try:
-            missed = sum(not told(submission, server, lab, kept) for submission in chosen)
+            missed = sum(not told(submission, server, lab, kept, stages) for submission in chosen)
         finally:  # also what was recorded before Ctrl-C
             keep(kept or {})
     print(f"{len(chosen) - missed} of {len(chosen)} as they should be")
@@ -65,11 +69,12 @@ def is_about_the_assignment(submission):
     return submission.lab == "03" and submission.law in laws  # what is wrong in later ones stands behind their flags
 
 
-def told(submission, server, lab=None, kept=None):
+def told(submission, server, lab, kept, stages):
     """Print the line of ``submission`` and say whether it is as it should be; then add its recording to ``kept``."""
     seen = []
     look = None if kept is None else lambda *run: seen.append(recorded(submission, *run))
-    found, result = outcome(submission, server, lab, look)
+    stage = stages[checklist(lab or submission.lab).dataset]
+    found, result = outcome(submission, server, lab, look, stage)
     is_right = found == (submission.law or "done")
     if is_right and seen and seen[0] is None:
         print("    its recording would not say so, and is not kept", flush=True)

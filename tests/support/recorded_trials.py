@@ -1,11 +1,13 @@
 """A trial as plain values, to be kept as JSON, and back: as it is judged, less what laws do not tell from the rest.
 
 Numbers are rounded to what laws allow for, some of the network's like layers are left out, and of the trials that are
-judged by their records alone (nothing prepared, eight epochs) all sketches and times are.
+judged by their records alone (eight epochs) all sketches and times are.
 """
 
 import math
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -21,7 +23,10 @@ from assessment.trials.evidence import Evaluation, Evidence, Rank, Step
 from assessment.trials.trial import Outcome, Run, Trial
 
 # Layers of the network like those that are kept: its first ones, its last one, and one of few numbers a channel.
-LEFT_OUT = ("5.conv2", "5.norm2", "6.", "8.", "9.", "11.conv", "11.norm2", "11.shortcut", "12.")
+LEFT_OUT = (
+    "5.conv2", "5.norm2", "6.conv", "6.norm", "8.conv", "8.norm", "8.shortcut", "9.conv", "9.norm", "11.conv",
+    "11.norm2", "11.shortcut", "12.conv", "12.norm",
+)  # fmt: skip
 OTHERS = "layers left out"  # the size of their gradients together: clipping goes by the size of all
 SKETCHES = ("seen", "before", "after", "local", "applied")
 # Digits: a rank's own gradients are compared within 2 %, applied ones within 0.5 %, weights within float32. Where the
@@ -29,17 +34,28 @@ SKETCHES = ("seen", "before", "after", "local", "applied")
 COARSE, FINE, WEIGHT = {"local": 3, "applied": 4}, {"local": 6, "applied": 6}, 7
 CHANNELS = 16  # of running statistics
 TICK_S = 1e-4
-RUN = ("settings", "flags", "delays", "is_watched", "is_calm")
+RUN = ("settings", "flags", "delays", "is_watched", "is_calm", "machines", "probe")
 SHORT = 3  # epochs of a trial whose steps are judged
 # Where a recording was made is nobody's business.
 PLACES = {sys.prefix: "/environment", sys.base_prefix: "/python", str(ROOT): "/course"}
+
+
+_left_out = ContextVar("left_out", default=LEFT_OUT)
+
+
+@contextmanager
+def all_layers():
+    """Leave no layer out in the block: where a mistake shows in one of those alone."""
+    token = _left_out.set(())
+    yield
+    _left_out.reset(token)
 
 
 def plain(trial, digits):
     """Return ``trial`` as plain values, gradients with ``digits`` (by name) as long as what it left is there."""
     run, outcome, left = trial.run, trial.outcome, trial.artifacts
     places = {str(left.folder.parent.parent): "/check", str(run.script.parent): "/submission"} | PLACES
-    is_whole = run.settings["epochs"] <= SHORT and run.data_dir.name != "cold"
+    is_whole = run.settings["epochs"] <= SHORT
     text = {"failure": outcome.failure, "logs": outcome.logs, "stacks": outcome.stacks, "texts": left.texts}
     text |= {"script": str(run.script), "run_dir": str(left.folder), "data_dir": str(run.data_dir)}
     facts = _moved(text, places) | {name: getattr(run, name) for name in RUN}
@@ -95,6 +111,9 @@ def _events(rank, is_whole):
             if "logits" in kept:
                 kept["logits"] = [_rounded(row, COARSE["applied"]) for row in kept["logits"]]
             yield kept
+        elif one["event"] == "forward" and one["teaches"] and is_first:
+            is_first = False
+            yield {name: one[name] for name in ("event", "time", "teaches", "generator") if name in one}
         elif one["event"] not in ("forward", "backward", "step"):
             yield one
 
@@ -108,6 +127,7 @@ def _step(step, is_whole, has_buffers, digits):
     norms |= {OTHERS: [math.hypot(*others)]} if others else {}
     kept["norms"] = _columns(norms if is_whole else {}, COARSE["applied"])
     kept["weights"] = _rounded(step.weights, COARSE["local"])
+    (kept["own_norm"],) = _rounded([step.own_norm], COARSE["applied"])
     kept["inputs"] = _rounded(step.inputs, WEIGHT)
     kept["buffers"] = _buffers(step.buffers, has_buffers)
     return kept
@@ -132,7 +152,7 @@ def _buffers(found, are_judged=True):
 
 def _is_kept(name):
     parts = bare(name).split(".")  # of which the first may be the name of a wrapper
-    return not any(".".join(parts[at:]).startswith(LEFT_OUT) for at in range(len(parts)))
+    return not any(".".join(parts[at:]).startswith(_left_out.get()) for at in range(len(parts)))
 
 
 def _rounded(numbers, digits):

@@ -10,11 +10,11 @@ import ast
 import json
 import lzma
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
-from recorded_trials import COARSE, FINE, plain, revived
+from recorded_trials import COARSE, FINE, all_layers, plain, revived
 
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
@@ -24,7 +24,7 @@ from benchmarks import digests
 
 FOLDER = Path(__file__).resolve().parents[1] / "laws/recorded"
 AGAIN = "record it anew: .venv/bin/python tests/support/mutants.py --record"
-PARTS = {"03_right": 2, "03_wrong": 4}  # files that would be large
+PARTS = {"03_right": 3, "03_wrong": 6}  # files that would be large
 LEAST = 24  # characters of a value that is worth a line of its own
 
 
@@ -85,10 +85,11 @@ def save(path, recordings):
 def recorded(submission, trials, result):
     """Return what is kept of a check with ``trials`` by name, as long as what they left is there.
 
-    None where even more digits do not give its ``Result`` again.
+    None where even more digits, and all layers, do not give its ``Result`` again.
     """
-    for digits in (COARSE, FINE):
-        kept = {name: plain(one, digits) for name, one in trials.items()}
+    for digits, layers in ((COARSE, nullcontext), (FINE, nullcontext), (FINE, all_layers)):
+        with layers():
+            kept = {name: plain(one, digits) for name, one in trials.items()}
         for name, one in trials.items():
             kept[name]["reference"] = next((other for other in trials if trials[other] is one.reference), None)
         if gist(judged(submission, played(submission, kept))) == gist(result):

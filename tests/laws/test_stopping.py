@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from assessment.laws.records import ONLY_ROSE, stops_together, telling_target
+from assessment.laws.stopping import ONLY_ROSE, stops_together, telling_target
 from assessment.trials.artifacts import Artifacts
 
 STEPS = 3  # an epoch
