@@ -49,6 +49,7 @@ ORDER = (
     accumulation.weighs_images_alike,
     lockstep.averages, lockstep.steps_alike, lockstep.stays_in_lockstep, lockstep.draws_apart,
     images.shares_are_disjoint, images.shares_are_the_data, images.labels_fit, images.settings_are_obeyed,
+    records.waits_with_patience,
     images.orders_change, images.shares_change, images.obeys_the_seed, timing.computes_as_asked,
     rates.ignores_the_processes, rates.knows_the_factor,
     rates.follows_the_batch, optimizers.remembers, rates.climbs, rates.schedule_moves, rates.rates_follow_the_plan,

@@ -49,7 +49,7 @@ ITEMS = {
         "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",
     ),
     3: (
-        ((COLD, records.prepares_once),),
+        ((COLD, records.prepares_once), (COLD, records.waits_with_patience)),
         "one process of each machine prepares the data; the others must not go on before it is whole, so they wait"
         f" at a barrier behind it ({DOCS}/distributed.html, barrier)",
         "if local_rank == 0: prepare(...), then dist.barrier(patient) on every rank",

@@ -2,7 +2,7 @@
 
 from assessment.checklists.common import COLD, COLD_START, DOCS, STOPPED, THREE, TWO, everywhere, on_two_machines
 from assessment.checklists.lab import Item, Lab
-from assessment.laws import group, images, lockstep, properties, rates, records, stopping, unwatched, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, stopping, timing, unwatched, validation
 from assessment.task import assignment
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
@@ -11,7 +11,7 @@ FREE, STOPS, UNWATCHED = "up and down", "stops early", "nobody watches"
 FIRST = {"epochs": 2, "batch_size": 16, "seed": 0}
 PLANS = (
     Plan(TWO, 2, FIRST),
-    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, reference=TWO),
+    Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"evaluation:0": 0.3}, reference=TWO),
     COLD_START,
     Plan(UNWATCHED, 2, FIRST, reference=TWO, is_watched=False),
     Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, is_calm=True),
@@ -104,6 +104,7 @@ ITEMS = (
                 records.one_rank_prints, records.one_rank_writes, validation.saves_the_network, records.records_epochs,
                 records.counts_correct_answers, properties.reports_training_as_one_process,
             ),
+            (THREE, timing.times_training),
             *on_two_machines(records.one_rank_prints, records.one_rank_writes),
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank",

@@ -252,3 +252,25 @@ def prepares_once(trial):
             f" {why[-1][:160] or trial.outcome.state}"
         )
     return HOLDS if writing else unseen("no rank prepared the dataset")
+
+
+def waits_with_patience(trial):
+    """Who waits at a barrier for the data waits in a group that gives up later than ``--timeout`` says.
+
+    Judged is the barrier at which a rank stands when the one that was made slow to write goes on. Not seen: patience
+    of other ways to wait (a store, a loop), which have limits of their own.
+    """
+    slow = [one["time"] for rank in trial.evidence.ranks for one in rank.named("delayed") if one["what"] == "writing"]
+    for rank in trial.evidence.ranks:
+        entered = [one for one in rank.named("collective") if slow and one["time"] < min(slow)]
+        groups = rank.named("group")
+        if not entered or not groups or entered[-1]["name"] != "barrier":
+            continue
+        patience, usual = entered[-1].get("patience_s"), groups[0].get("timeout_s")
+        if patience and usual and patience <= usual:
+            return broken(
+                f"rank {rank.number} waits for the data in a group that gives up after {patience:g} s, and a download"
+                " may take longer",
+                entered[-1]["line"],
+            )
+    return HOLDS

@@ -9,6 +9,7 @@ import platform
 import socket
 import sys
 import time
+from contextlib import suppress
 from functools import wraps
 
 import torch
@@ -103,9 +104,12 @@ def watch_collectives(recorder, begun):
     def facts_of_broadcast(tensor=None, src=None, *_args, **_kwargs):
         return facts(tensor, src=src)
 
+    def facts_of_barrier(group=None, *_args, **_kwargs):
+        return facts() | {"patience_s": patience_s(group)}
+
     for name in COLLECTIVES:
         if hasattr(dist, name):
-            known = facts_of_broadcast if name == "broadcast" else facts
+            known = {"broadcast": facts_of_broadcast, "barrier": facts_of_barrier}.get(name, facts)
             announce(recorder, dist, name, known, event="collective", returned=begun)
     for name in ("isend", "irecv"):  # P2POp asks for the very functions that torch's own module holds
         setattr(dist.distributed_c10d, name, getattr(dist, name))
@@ -122,6 +126,14 @@ def watch_collectives(recorder, begun):
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group
+
+
+def patience_s(group):
+    """Return after how many seconds a rank that waits in ``group`` gives up, None where that cannot be known."""
+    with suppress(Exception):  # it is in no public place
+        of_the_backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options
+        return of_the_backend._timeout.total_seconds()
+    return None
 
 
 def watch_output(recorder):
