@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import shutil
 import threading
@@ -39,15 +40,27 @@ def written_whole(path):
 
 def cannot_write(path, error):
     """Say in one line why ``path`` could not be written and what to do about it."""
-    folder = Path(path).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if getattr(error, "strerror", None) and "No space" not in error.strerror:
-        reason = error.strerror
-    else:
-        reason = f"the disk has {free / MEGABYTE:,.0f} MB left"
-    return f"cannot write {path}: {reason}; free some space or choose another folder that you may write to"
+    reason, number = getattr(error, "strerror", None), getattr(error, "errno", None)
+    if reason is None or number == errno.ENOSPC:
+        free = shutil.disk_usage(_there(path)).free / MEGABYTE
+        return f"cannot write {path}: the disk has {free:,.0f} MB left; free some space or choose another folder"
+    if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        what = "it" if Path(path).is_dir() else _there(path)
+        kind = "folder" if Path(path).is_dir() else "file"
+        return f"cannot write {path}: {what} is a {kind}; choose another folder"
+    if number == errno.ENAMETOOLONG:
+        return f"cannot write {path}: {reason}; choose another folder with a shorter name"
+    return f"cannot write {path}: {reason}; choose another folder that you may write to"
+
+
+def _there(path):
+    """Return the nearest folder, or file, above ``path`` that there is."""
+    above = Path(path).absolute().parent
+    while True:
+        with suppress(OSError):  # a name may be too long to ask for
+            if above.exists():
+                return above
+        above = above.parent
 
 
 def remove_parts(folder, stem):

@@ -131,6 +131,35 @@ def test_a_damaged_prepared_file_is_named_and_prepared_anew(tmp_path):
     assert len(load("digits", tmp_path)) == 12_000
 
 
+@pytest.mark.parametrize("held", [{"a": 1}, [1, 2], torch.zeros(3), {"train": {"images": 1}}, eval], ids=repr)
+def test_a_file_that_holds_something_else_is_named_and_prepared_anew(held, tmp_path):
+    torch.save(held, tmp_path / "digits.pt")
+    with pytest.raises(UserError, match=r"digits\.pt is damaged, or none of the course's"):
+        load("digits", tmp_path)
+    prepare("digits", tmp_path)
+    assert len(load("digits", tmp_path)) == 12_000
+
+
+def test_one_flipped_bit_in_the_images_is_noticed(tmp_path):
+    path = prepare("digits", tmp_path)
+    with open(path, "r+b") as file:
+        file.seek(5_000_000)
+        (byte,) = file.read(1)
+        file.seek(5_000_000)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(UserError, match="its bytes are not those that were written"):
+        load("digits", tmp_path, "train")
+
+
+@pytest.mark.parametrize("place", ["/proc", "/proc/self", "/dev/null", "{file}", "{file}/below", "{long}"])
+def test_a_place_that_takes_no_data_is_named_at_once(place, tmp_path):
+    (tmp_path / "file").touch()
+    place = place.format(file=tmp_path / "file", long=tmp_path / ("x" * 300))
+    run = shell("digits", "--data-dir", place)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1, run.stderr
+    assert run.stderr.startswith(f"cannot write {place}") and "free some space" not in run.stderr
+
+
 def mounted(options, command):
     """Run ``command`` in a namespace where ./disk is a file system with ``options``."""
     script = f'mount -t tmpfs -o {options} tmpfs disk && exec "$@"'

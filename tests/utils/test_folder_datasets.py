@@ -1,5 +1,6 @@
 """Folders of images as datasets: what fits together is prepared, what does not is named file by file."""
 
+import os
 import tarfile
 from collections import Counter
 from pathlib import PurePath
@@ -87,7 +88,42 @@ def with_transparency(root):
     return path, "pixel format RGBA"
 
 
+def too_large(root):
+    path = root / "train/cat/0.png"
+    Image.new("L", (30_000, 30_000)).save(path)
+    return path, "sides of 8 to 1024"
+
+
+def large(root):
+    path = root / "train/cat/0.png"
+    Image.new("RGB", (1025, 8)).save(path)
+    return path, "is 1025x8: sides of 8 to 1024"
+
+
+def too_small(root):
+    path = root / "train/cat/0.png"
+    Image.new("RGB", (1, 1)).save(path)
+    return path, "is 1x1: sides of 8 to 1024"
+
+
+def dangling_link(root):
+    path = root / "train/cat/9.png"
+    path.symlink_to(root / "nowhere.png")
+    return path, "is a link that leads nowhere"
+
+
+def pipe(root):
+    path = root / "train/cat/9.png"
+    os.mkfifo(path)
+    return path, "is no file with an image"
+
+
 FAULTS = [
+    too_large,
+    large,
+    too_small,
+    dangling_link,
+    pipe,
     spoil_jpeg,
     grey_among_colour,
     another_size,

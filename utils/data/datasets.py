@@ -5,8 +5,10 @@ reads the same pages. A batch is fetched in one indexing call, because a Python 
 longer than a training step of a small network.
 """
 
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from filelock import FileLock
@@ -22,6 +24,8 @@ from utils.files import cannot_write, remove_parts, written_whole
 DIGITS = ("digits", "digits-rgb")
 DATASETS = (*DIGITS, *PUBLISHED)
 SPLITS = ("train", "test")
+# What torch, and looking into what it loaded, make of a file that is damaged or holds something else.
+NOT_OURS = (OSError, EOFError, RuntimeError, UnpicklingError, LookupError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def prepare(name, root="data"):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock"))
+        Path(lock.lock_file).touch()  # where no file can be, the lock would wait for ever
         lock.acquire()
     except OSError as error:
         raise UserError(cannot_write(path, error)) from error
@@ -96,7 +101,8 @@ def store(name, root, splits, classes):
     """Write ``splits`` (a name to images uint8 [N, C, H, W] and labels int64 [N]) as the prepared dataset ``name``."""
     content = {"fingerprint": source(name).fingerprint, "classes": classes}
     for split, (images, labels) in splits.items():
-        content[split] = {"images": images, "labels": labels}
+        images, labels = images.contiguous(), labels.contiguous()
+        content[split] = {"images": images, "labels": labels, "checksum": checksum(images, labels)}
     with written_whole(Path(root) / source(name).file) as part:
         torch.save(content, part)
 
@@ -114,10 +120,20 @@ def load(name, root="data", split="train"):
     if not path.exists():
         raise UserError(f"{name} is not prepared in {Path(root).absolute()}: run {command}")
     try:
-        content = torch.load(path, mmap=True, weights_only=True)
-    except (RuntimeError, EOFError, OSError) as error:
-        raise UserError(f"{path} is damaged: run {command}") from error
-    return Images(content[split]["images"], content[split]["labels"], content["classes"])
+        content = dict(torch.load(path, mmap=True, weights_only=True))
+        held = content[split]
+        images, labels, is_whole = held["images"], held["labels"], held["checksum"]
+        is_whole = is_whole == checksum(images, labels)
+    except NOT_OURS as error:
+        raise UserError(f"{path} is damaged, or none of the course's: remove it and run {command}") from error
+    if not is_whole:
+        raise UserError(f"{path} is damaged, its bytes are not those that were written: remove it and run {command}")
+    return Images(images, labels, content["classes"])
+
+
+def checksum(images, labels):
+    """Return a number that changes with any byte of the two tensors (CRC-32; a second for two gigabytes)."""
+    return zlib.crc32(labels.numpy(), zlib.crc32(images.numpy()))
 
 
 def source(name):
@@ -135,7 +151,9 @@ def source(name):
 
 
 def _is_current(path, fingerprint):
+    """Say whether a file was prepared from what the fingerprint is of, by this version of the course."""
     try:
-        return torch.load(path, mmap=True, weights_only=True)["fingerprint"] == fingerprint
-    except (OSError, EOFError, RuntimeError, KeyError):
+        content = dict(torch.load(path, mmap=True, weights_only=True))
+        return content["fingerprint"] == fingerprint and all("checksum" in content[split] for split in SPLITS)
+    except NOT_OURS:
         return False

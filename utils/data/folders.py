@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 from utils.errors import UserError, first_line
 
 CHANNELS = {"L": 1, "RGB": 3}
+LEAST, MOST = 8, 1024  # pixels a side: the networks halve images twice, and whole batches are held in memory
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Folder:
         """A text that changes when a file below the path is added, removed or written again."""
         digest = hashlib.sha256()
         for file, _ in _all_files(self.path):
-            facts = file.stat()
+            facts = _facts(file)
             digest.update(
                 f"{file.relative_to(self.path)} {facts.st_size} {facts.st_mtime_ns}\n".encode(errors="replace")
             )
@@ -60,10 +62,30 @@ class Folder:
         return splits, classes
 
 
+def _facts(file):
+    """Return the ``stat`` of a plain file; of a pipe, say, one would wait for ever for its first byte."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        why = "is a link that leads nowhere" if file.is_symlink() else f"cannot be read ({error.strerror})"
+        raise UserError(f"{file} {why}: replace it or remove it") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise UserError(f"{file} is no file with an image: move it out of the dataset")
+    return facts
+
+
+def _entries(folder):
+    """Return what lies in ``folder``, without hidden files."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): let yourself read it, or remove it") from error
+
+
 def _classes(folder):
     if not folder.is_dir():
         raise UserError(f"{folder} is missing: a folder dataset holds train/<class>/* and test/<class>/*")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    names = [entry.name for entry in _entries(folder) if entry.is_dir()]
     if not names:
         raise UserError(f"{folder} has no class folders: a folder dataset holds train/<class>/* and test/<class>/*")
     return names
@@ -74,7 +96,7 @@ def _all_files(path):
     files = []
     for split in ("train", "test"):
         for name in _classes(path / split):
-            inside = sorted(file for file in (path / split / name).iterdir() if file.name[0] != ".")
+            inside = _entries(path / split / name)
             if not inside:
                 raise UserError(f"{path / split / name} is empty: put the images of the class there, or remove it")
             files += [(file, split) for file in inside]
@@ -87,8 +109,13 @@ def _decode(file):
         raise UserError(f"{file} is not an image (by the end of its name): move it out of the dataset")
     try:
         with Image.open(file) as image:
+            if not all(LEAST <= side <= MOST for side in image.size):
+                told = f"{file} is {image.width}x{image.height}: sides of {LEAST} to {MOST} pixels are taken, scale it"
+                raise UserError(told)
             image = image.convert("RGB") if image.mode == "P" else image
             pixels, mode = np.asarray(image), image.mode
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{file} is far too large: sides of {LEAST} to {MOST} pixels are taken, scale it") from error
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{file} cannot be decoded ({first_line(error)}): replace it or remove it") from error
     if mode not in CHANNELS:
