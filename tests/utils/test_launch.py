@@ -1,5 +1,6 @@
 """Launched runs: they start at once, say whose fault a failure was, and leave no process behind."""
 
+import json
 import os
 import signal
 import threading
@@ -139,6 +140,34 @@ def test_a_run_ends_with_its_caller(number, manner, script):
         caller.send_signal(number)
         caller.wait()
         until(lambda: not processes_with(path), 60, "the end of every process")
+    finally:
+        caller.kill()
+        for process in processes_with(path):
+            process.kill()
+
+
+RECORDS = """
+from utils import runs
+if rank == 0:
+    record = runs.Record(sys.argv[2], {}, world_size=2, effective_batch=2)
+"""
+KEEPS = """
+import sys
+from utils.launch import launch
+launch(sys.argv[1], processes=2, run_dir=sys.argv[2]).wait(show=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_record_of_a_run_whose_caller_is_asked_to_end_says_stopped(number, script, tmp_path):
+    path, folder = script(START + RECORDS + SLEEP), tmp_path / "run"
+    caller = Program(script(KEEPS, "caller.py"), path, folder)
+    try:
+        until(lambda: caller.stdout.count("ready") == 2, 60, "both ranks")
+        caller.send_signal(number)
+        caller.wait()
+        assert json.loads((folder / "summary.json").read_text())["state"] == "stopped"
+        assert not processes_with(path)
     finally:
         caller.kill()
         for process in processes_with(path):

@@ -8,9 +8,11 @@ stopped or interrupted, or whose caller ends or is killed, is gone within five s
 """
 
 import atexit
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,6 +53,7 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     command = system.tethered([*torchrun, *worker[1:]], logs.path("torchrun"))
     run = Run(system.start(command, processes=processes, threads=threads, env=env), logs, run_dir)
     _live.add(run)
+    _mind_sigterm()
     return run
 
 
@@ -152,3 +155,16 @@ class Run:
 def _stop_all():
     for run in list(_live):
         run.stop()
+
+
+def _mind_sigterm():
+    """Have SIGTERM stop the runs before it ends this program, where the program leaves that signal to the system."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread may say so
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number, _frame):
+    signal.signal(number, signal.SIG_DFL)
+    _stop_all()
+    os.kill(os.getpid(), number)
