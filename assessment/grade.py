@@ -15,11 +15,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from assessment.grader import gradebook
-from assessment.grader.class_grader import ClassGrader
+from assessment.grader.class_grader import MOST_TRIES, ClassGrader
 from assessment.grader.feedback import keep
 from assessment.grader.marks import FAULT
 from assessment.grader.sandbox import NONE, best_kind, lacks
-from assessment.grader.submissions import find, unmatched
+from assessment.grader.submissions import find, left_aside, unmatched
 from assessment.task import CONFIG, assignment
 from utils.arguments import at_least
 from utils.errors import UserError, one_line_errors
@@ -74,8 +74,7 @@ def main():
     if strangers:
         raise UserError(f"--again names {', '.join(sorted(strangers))}, of whom {args.folder} holds nothing")
     args.out.mkdir(parents=True, exist_ok=True)
-    if roster:
-        told = unmatched(found, roster)
+    for told in (left_aside(args.folder, roster), unmatched(found, roster) if roster else None):
         if told:
             print(told, file=sys.stderr)
     try:
@@ -92,7 +91,8 @@ def main():
         sys.exit(128 + signal.SIGINT)
     faults = [grade for grade in grades if grade.verdict == FAULT]
     for grade in faults:
-        print(f"{grade.learner}: the grader failed\n{grade.fault}", file=sys.stderr)
+        again = "" if grade.tries < MOST_TRIES else f"; it is tried again by --again {grade.learner}"
+        print(f"{grade.learner}: the grader failed{again}\n{grade.fault}", file=sys.stderr)
     print(gradebook.summary_line(grades, args.out))
     sys.exit(1 if faults else 0)
 

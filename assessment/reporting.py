@@ -6,7 +6,8 @@ from contextlib import suppress
 from assessment.task import assignment, told
 from utils.errors import UserError
 
-_records, _asked = [], []  # of the rank that reports: its record, and the names of its dataset and its device
+# Of the rank that reports: its record, the names of its dataset and its device, and the accuracies of its epochs.
+_records, _asked, _curve = [], [], []
 
 
 def report(args, model, **row):
@@ -27,11 +28,18 @@ def report(args, model, **row):
         _records.append(runs.Record(args.run_dir, vars(args), **facts))
         _asked.append((getattr(args, "dataset", None), next((str(one.device) for one in model.parameters()), "cpu")))
     record = _records[0]
-    record.epoch(model, **row)
+    _curve.append(row["val_accuracy"])
+    record.epoch(model, target_reached=_is_at_target(args), **row)
     print(
         f"epoch {record.summary['epochs']}: {row['epoch_time_s']:.1f} s, {row['images_per_s']:,.0f} images/s,"
         f" train loss {row['train_loss']:.3f}, val accuracy {row['val_accuracy']:.4f}"
     )
+
+
+def _is_at_target(args):
+    """Say whether ``--patience`` epochs in a row have reached ``--target-accuracy``, where a script has such flags."""
+    target, patience = getattr(args, "target_accuracy", None), getattr(args, "patience", None) or 1
+    return target is not None and len(_curve) >= patience and min(_curve[-patience:]) >= target
 
 
 def finish():

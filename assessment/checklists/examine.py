@@ -22,6 +22,7 @@ from assessment.trials.salvage import remove
 from utils.errors import UserError
 
 PROCESSES = 3  # that are compared with one
+LOCKED = "another run is writing to"  # what a record says that a second rank opens
 
 
 def examine(script, lab, order, server=None, stage=None, look=None, tell=None):
@@ -63,7 +64,11 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
             stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
         for plan in lab.plans:
-            is_over = own.attempt(plan).outcome.state == "finished"
+            trial = own.attempt(plan)
+            if trial.outcome.state != "finished" and LOCKED in trial.outcome.failure and not own.apart:
+                own.apart = True  # all ranks keep the record: each in a folder of its own they show what else they do
+                trial = own.attempt(plan)
+            is_over = trial.outcome.state == "finished"
             if tell:
                 tell(own)
             if not is_over and not plan.is_cold:

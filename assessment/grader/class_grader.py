@@ -26,7 +26,8 @@ from utils.devices import physical_cores
 from utils.files import written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
-RECIPE = 3  # a higher number makes everything be graded anew
+MOST_TRIES = 2  # of a submission at which the grader itself failed, unless it is asked for by name
+RECIPE = 4  # a higher number makes everything be graded anew
 
 
 class ClassGrader:
@@ -54,7 +55,7 @@ class ClassGrader:
             if waiting.qsize():
                 self._grade_all(waiting, len(found), done, digests)
         finally:
-            grades = [done[one.key] for one in found if one.key in done]
+            grades = [done[one.key].shown() for one in found if one.key in done]
             for grade in grades:
                 write_feedback(grade, self.task, self.args.out / "learners" / grade.key)
             about = {one.key: one.about for one in found}
@@ -96,17 +97,23 @@ class ClassGrader:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _kept(self, one, digest):
-        path = self.kept / f"{one.key}.json"
-        if not path.exists() or one.learner in self.args.again:
+        """Return the grade that is kept of ``one``; where the grader failed, it tries again, but not for ever."""
+        grade = self._read(one.key)
+        if grade is None or grade.digest != digest or one.learner in self.args.again:
             return None
+        return grade if grade.verdict != FAULT or grade.tries >= MOST_TRIES else None
+
+    def _read(self, key):
+        path = self.kept / f"{key}.json"
         try:
-            grade = Grade.read(json.loads(path.read_text(encoding="utf-8")))
+            return Grade.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
         except (ValueError, TypeError, KeyError):
             return None
-        return grade if grade.digest == digest and grade.verdict != FAULT else None
 
     def _keep(self, grade, digest):
-        grade.digest = digest
+        grade.digest, before = digest, self._read(grade.key)
+        if grade.verdict == FAULT:
+            grade.tries = 1 + (before.tries if before and before.digest == digest else 0)
         with written_whole(self.kept / f"{grade.key}.json") as part:
             part.write_text(json.dumps(grade.kept(), indent=1), encoding="utf-8")
 

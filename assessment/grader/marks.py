@@ -1,10 +1,11 @@
 """Marks: they start at zero, and evidence adds to them."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from assessment.checklists import checklist
 from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import Report
+from assessment.grader.letters import visible
 from assessment.task import reached_in
 
 PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own fault"
@@ -43,6 +44,7 @@ class Grade:
     remarks: list = field(default_factory=list)
     fault: str = ""  # for the instructor
     digest: str = ""  # of what was graded, and how
+    tries: int = 0  # that ended in the grader's own fault
 
     @property
     def points(self):
@@ -55,6 +57,12 @@ class Grade:
     @property
     def is_graded(self):
         return self.verdict in (PASS, FAIL)
+
+    def shown(self):
+        """Return this grade as it may be shown: what strangers said in it is obeyed by no terminal and no browser."""
+        checks = [replace(check, told=visible(check.told)) for check in self.checks]
+        told = {name: visible(getattr(self, name)) for name in ("learner", "cause", "fault")}
+        return replace(self, checks=checks, remarks=list(map(visible, self.remarks)), **told)
 
     def kept(self):
         return asdict(self)

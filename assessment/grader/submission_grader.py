@@ -19,9 +19,11 @@ from pathlib import Path
 from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
+from assessment.grader.compiling import MOST_MB, MOST_S
 from assessment.grader.exam import given_name
 from assessment.grader.marks import (
     FAIL,
+    NOT_GRADABLE,
     PASS,
     Grade,
     cause_of,
@@ -34,7 +36,8 @@ from assessment.grader.marks import (
 from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
 from assessment.grader.watchdog import Watch
 from assessment.pace import longest_s
-from assessment.starters.make import is_solution
+from assessment.recorder.counts import steps_taken
+from assessment.starters.make import solution_digest
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering
 from assessment.trials.data import Stage, trial_data
@@ -42,10 +45,13 @@ from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 from assessment.trials.salvage import remove
 from assessment.trials.trial import CALM_ENVIRONMENT, trial_folder
+from utils.data import load
 from utils.runs import read_metrics
 
-SCORING = Path(__file__).with_name("scoring.py")
-SCORE_S, IDLE_S, SPARE_S, METRICS_BYTES, MOST_BYTES = 120, 30, 60, 1_000_000, 8_000_000_000
+SCORING, COMPILING = (Path(__file__).with_name(name) for name in ("scoring.py", "compiling.py"))
+SLACK = 1.02  # of the steps that a training run has
+SCORERS = 2  # that the same weights may end
+SCORE_S, IDLE_S, SPARE_S, METRICS_BYTES, MOST_BYTES = 60, 30, 60, 1_000_000, 8_000_000_000
 
 
 @dataclass
@@ -57,6 +63,7 @@ class Training:
     hidden: float = 0.0  # ... and on images that the script has never seen
     problem: str = ""  # why there is nothing to score
     cut: str = ""  # said where the time was over before the script was
+    dodge: str = ""  # how it is another run than the one that was asked for
     seconds: float = 0.0  # of training, as reported
 
     @property
@@ -77,6 +84,7 @@ class Grader:
         self.true, self.renamed = self.room / "true", self.room / "renamed"
         self.scorer = self._server(limits, (self.true, self.renamed))
         self.weights = self.scorer.work / "weights.pt"
+        self.images = len(load(given_name(task), self.true / "data", "train"))
 
     def grade(self, learner, key, script):
         """Return the ``Grade`` of a script. What goes wrong in the grader itself is told in ``fault``."""
@@ -92,10 +100,14 @@ class Grader:
     def _grade(self, grade, script):
         try:
             with self._watched(self.limits, script, self.stage.root) as server:
+                problem, program = compiled(server, script)
+                if problem:
+                    grade.verdict, grade.cause = NOT_GRADABLE, problem
+                    return
                 result = examine(script, self.lab, ORDER, server, self.stage)
             mark_behaviour(grade.checks, result)
             grade.cause, grade.remarks = cause_of(result), list(result.advice)
-            if is_solution(script.read_bytes(), self.lab.name):
+            if program == solution_digest(self.lab.name):
                 grade.remarks.append("this is the course's own solution")
             if result.has_trained:
                 self._train(grade, script, result.unknown)
@@ -113,12 +125,9 @@ class Grader:
     @contextmanager
     def _watched(self, limits, script, *readable):
         """Yield a server in a sandbox of its own, under watch; nothing of it stays."""
-        server = self._server(limits, (script.parent, *readable))
+        server = self._server(limits, (script.parent, *readable), lambda: self._watched(limits, script, *readable))
         try:
-            try:
-                server.exits()
-            except LostError as lost:  # nothing of the script has run: this is no fault of its own
-                raise RuntimeError(f"the sandbox does not start: {lost}") from lost
+            begun(server)
             with Watch(server, limits):
                 yield server
         finally:
@@ -148,6 +157,8 @@ class Grader:
             run.problem = f"the run reports {len(run.curve)} epochs where {asked['epochs']} were asked for"
         elif not run.problem and not run.seconds <= self.budget_s:  # a time that is no number is none within it
             run.problem = f"training took {run.seconds:.0f} s; it may take {self.budget_s:.0f} s on this machine"
+        elif not run.problem and run.dodge:
+            run.problem = run.dodge
         elif not run.problem:
             self._score(run, exam)
         return run
@@ -158,7 +169,8 @@ class Grader:
         argv = [script, "--dataset", given_name(self.task), "--data-dir", exam / "data", "--run-dir", folder / "run"]
         for name, value in (flags | {"seed": 0}).items():
             argv += [] if name in unknown else [f"--{name.replace('_', '-')}", value]
-        ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT, folder)
+        counting = {"LOCKSTEP_COUNTS": str(folder)}
+        ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT | counting, folder)
         try:
             is_over = ranks.wait(limit, Idle(server, IDLE_S))
         finally:
@@ -166,6 +178,7 @@ class Grader:
         server.settle(folder)
         curve, seconds = _reported(folder / "run")
         run = Training(curve, seconds=seconds)
+        run.dodge = dodge(folder, self.task.processes, flags, self.images)
         if not is_over:
             run.cut = f"; the run was ended after {limit / 60:.3g} min, or because nothing went on"
         weights = folder / "run/model.pt"
@@ -181,31 +194,75 @@ class Grader:
 
     def _score(self, run, exam):
         """Have the saved weights scored by a process that has never run the script."""
-        copy = self.weights
-        copy.chmod(0o644)
+        self.weights.chmod(0o644)
         try:
-            argv = [SCORING, copy, self.task.model, exam / "test.pt", exam / "hidden.pt"]
-            scoring = ForkedRanks(self.scorer, argv, 1)
-            is_over = scoring.wait(SCORE_S)
-            scoring.kill()
-        except LostError as lost:  # it runs nothing of the script's: this is no fault of the script
-            raise RuntimeError(f"the process that scores was lost: {lost}") from lost
+            for left in reversed(range(SCORERS)):
+                begun(self.scorer)
+                try:
+                    return self._score_once(run, exam)
+                except LostError as lost:  # ended by the system, perhaps; if it is again, these weights end it
+                    run.problem = "" if left else f"the weights in model.pt cannot be scored: {lost}"
         finally:
-            copy.unlink()
+            self.weights.unlink()
+
+    def _score_once(self, run, exam):
+        argv = [SCORING, self.weights, self.task.model, exam / "test.pt", exam / "hidden.pt"]
+        scoring = ForkedRanks(self.scorer, argv, 1)
+        is_over = scoring.wait(SCORE_S)
+        scoring.kill()
         if is_over and scoring.exits == {0: 0}:
             run.scored, run.hidden = json.loads(scoring.logs.text(0).strip().splitlines()[-1])
         else:
             said = scoring.logs.last_line(0) if is_over else "scoring them took too long"
             run.problem = f"the weights in model.pt cannot be scored as {self.task.model}: {said[:300]}"
 
-    def _server(self, limits, readable):
+    def _server(self, limits, readable, another=None):
         work = Path(tempfile.mkdtemp(prefix="work-", dir=self.room))
         work.chmod(0o755)
         replaced = ((self.room / "config.json", CONFIG),)  # what the script is told is what it is graded by
-        return ForkServer(Sandbox(self.kind, work, limits, readable, replaced).wrap, work)
+        return ForkServer(Sandbox(self.kind, work, limits, readable, replaced).wrap, work, another)
 
     def close(self):
         self.scorer.close()
+
+
+def begun(server):
+    """Have ``server`` running. Raises ``RuntimeError`` where it does not start: no script has a part in that."""
+    try:
+        server.exits()
+    except LostError as lost:
+        raise RuntimeError(f"the sandbox does not start: {lost}\n{server.said()}") from lost
+
+
+def compiled(server, script):
+    """Return why ``script`` is no program ("" where it is one), and its digest: says ``compiling.py`` in a sandbox."""
+    ranks = ForkedRanks(server, [COMPILING, script], 1)
+    is_over = ranks.wait(2 * MOST_S)
+    ranks.kill()
+    if is_over and ranks.exits == {0: 0}:
+        told = json.loads(ranks.logs.last_line(0))
+        return told["problem"], told["program"]
+    return f"it is no Python program: to compile it takes more than {MOST_S} s or {MOST_MB:,} MB", ""
+
+
+def dodge(folder, processes, flags, images):
+    """Return how the run in ``folder`` is another than ``flags`` ask for, "" where it is that one.
+
+    Counted are the steps of each rank: smaller batches have more of them, and so have more than the ``images`` there
+    are.
+    """
+    size, epochs = flags["batch_size"], flags["epochs"]
+    wanted = epochs * images / (processes * size)
+    for rank in range(processes):
+        taken = steps_taken(folder, rank, size)
+        if taken is None:
+            return f"no training step of rank {rank} was seen"
+        if taken > SLACK * wanted + epochs:  # the last batch of an epoch may be a smaller one
+            return (
+                f"rank {rank} took {taken} steps; {epochs} epochs of {images} images have {wanted:.0f}, with"
+                f" {processes} processes and --batch-size {size}"
+            )
+    return ""
 
 
 def _reported(run_dir):

@@ -1,4 +1,9 @@
-"""What all processes of a sandbox take together: memory, disk, files and output, limited by a watch."""
+"""What all processes of a sandbox take together: memory, disk, files and output, limited by a watch.
+
+Counted are also what has no name: memory files, and files that are open and deleted. Not seen are those that nobody
+holds open: in flight between two processes, or mapped and closed. For those the machine's own memory and disk are
+watched.
+"""
 
 import os
 import shutil
@@ -9,9 +14,8 @@ from contextlib import suppress
 import psutil
 
 from assessment.grader.sandbox import MEGABYTE
-from utils.launch import processes as system
 
-POLL_S, MOST_FILES = 0.25, 20_000
+POLL_S, MOST_FILES, DEEPEST = 0.25, 20_000, 50
 SPARE_MB = 500  # what the machine keeps of its memory and its disk
 
 
@@ -46,20 +50,23 @@ class Watch:
         limits = self.limits
         if time.monotonic() - self._began > limits.wall_s:
             return f"it took more than the {limits.wall_s:.0f} s that one submission has"
-        members = system.family(self.server.pid) if self.server.pid else ()
+        members = self.server.members()
         if _sum(members, lambda one: one.num_threads()) > 0.9 * limits.processes:  # the system refuses at the limit
             return f"it started more than {0.9 * limits.processes:.0f} processes and threads"
-        most = limits.memory_mb * MEGABYTE
+        most, work = limits.memory_mb * MEGABYTE, self.server.work
+        in_memory, on_disk = _nameless(members, work)
         # Pages that forked processes share are counted once; reading that takes longer, so only in doubt.
-        if _sum(members, lambda one: one.memory_info().rss) > most and _sum(members, _own_memory) > most:
+        is_much = _sum(members, lambda one: one.memory_info().rss) + in_memory > most
+        if is_much and _sum(members, _own_memory) + in_memory > most:
             return f"its processes took more than {limits.memory_mb:,} MB of memory"
-        work = self.server.work
         if min(psutil.virtual_memory().available, shutil.disk_usage(work).free) < SPARE_MB * MEGABYTE:
             return f"it left this machine less than {SPARE_MB} MB of memory or disk"
-        files, taken, printed = _taken(work)
+        files, taken, printed, depth = _taken(work)
         if printed > limits.output_mb * MEGABYTE:
             return f"it printed more than {limits.output_mb} MB"
-        if taken > limits.disk_mb * MEGABYTE or files > MOST_FILES:
+        if depth > DEEPEST:
+            return f"it made folders more than {DEEPEST} deep"
+        if taken + on_disk > limits.disk_mb * MEGABYTE or files > MOST_FILES:
             return f"it wrote more than {limits.disk_mb:,} MB or {MOST_FILES:,} files"
         return None
 
@@ -80,19 +87,36 @@ def _own_memory(process):
         return process.memory_info().rss
 
 
-def _taken(folder):
-    """Return how many files and folders there are below ``folder``, their bytes, and those of what was printed.
+def _nameless(members, work):
+    """Return the bytes of open files without a name that ``members`` hold: in memory, and on the disk of ``work``."""
+    held, disk = {}, os.stat(work).st_dev
+    for one in members:
+        folder = f"/proc/{one.pid}/fd"
+        with suppress(OSError):  # it has ended, or is one of those that the system hides
+            for number in os.listdir(folder):
+                with suppress(OSError):
+                    if os.readlink(f"{folder}/{number}").endswith(" (deleted)"):
+                        found = os.stat(f"{folder}/{number}")
+                        held[found.st_dev, found.st_ino] = found.st_blocks * 512
+    on_disk = sum(size for (device, _), size in held.items() if device == disk)
+    return sum(held.values()) - on_disk, on_disk
 
-    Counting ends where there are too many.
+
+def _taken(folder):
+    """Return how many files and folders are below ``folder``, their bytes, those of what was printed, and the depth.
+
+    Counting ends where there are too many, or too deep.
     """
-    files = taken = printed = 0
-    folders = [folder]
-    while folders and files <= MOST_FILES:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
+    files = taken = printed = deepest = 0
+    folders = [(folder, 0)]
+    while folders and files <= MOST_FILES and deepest <= DEEPEST:
+        below, depth = folders.pop()
+        deepest = max(deepest, depth)
+        with suppress(OSError), os.scandir(below) as entries:
             for entry in entries:
                 found = entry.stat(follow_symlinks=False)
                 files, taken = files + 1, taken + found.st_blocks * 512
                 printed += found.st_size if entry.name.endswith(".log") else 0
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-    return files, taken, printed
+                    folders.append((entry.path, depth + 1))
+    return files, taken, printed, deepest

@@ -21,6 +21,13 @@ def install():
     return recorder
 
 
+def count(folder):
+    """Have nothing but steps counted in this process, into a file in ``folder``."""
+    from assessment.recorder import counts
+
+    counts.count(folder)
+
+
 def probe(kind, namespace, recorder):
     """Call functions among the names of a script that was read and not run."""
     from assessment.recorder import probes

@@ -44,12 +44,18 @@ def is_untouched(text):
     return bool(seal) and hashlib.sha256(text[: seal.start()].encode()).hexdigest()[:12] == seal[1]
 
 
-def is_solution(text, name, root=ROOT):
-    """Say whether ``text`` is the program of ``solutions/<name>.py``, however it is laid out and commented."""
+def program_digest(text):
+    """Return a digest of the program in ``text``, the same however it is laid out and commented; "" for a deep one."""
+    try:
+        return hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()
+    except RecursionError:
+        return ""
+
+
+def solution_digest(name, root=ROOT):
+    """Return the digest of the program ``solutions/<name>.py``, None in a course that was handed out without it."""
     source = Path(root, "solutions", f"{name}.py")
-    if not source.exists():
-        return False
-    return ast.dump(ast.parse(text)) == ast.dump(ast.parse(source.read_text(encoding="utf-8")))
+    return program_digest(source.read_text(encoding="utf-8")) if source.exists() else None
 
 
 def starters(root=ROOT):

@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from utils.launch import processes as system
 
 LONGEST = 10_000_000  # bytes of one answer
 READY_S = 120
+SAID = 2_000  # bytes of standard error that are told
 
 
 class LostError(UserError):
@@ -22,17 +24,31 @@ class LostError(UserError):
 class Conversation:
     """The side that asks. The process starts with the first order, and again where it has ended by itself.
 
-    It ends with this program. Its first line, of whatever content, says that it is ready.
+    It ends with this program. Its first line, of whatever content, says that it is ready. What it says on standard
+    error goes where this program's does, and where it ``keeps_apart`` to a file that ``said`` reads.
     """
 
-    def __init__(self, command, *, name):
+    def __init__(self, command, *, name, keeps_apart=False):
         self._command, self._name, self._process = command, name, None
+        self._errors = tempfile.TemporaryFile() if keeps_apart else None  # noqa: SIM115
         self.stopped = None  # why it was ended for good
 
     @property
     def pid(self):
         """Return the number of the process, None where none runs."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    def members(self):
+        """Return the process and all its descendants, none where none runs."""
+        pid = self.pid  # read once: it may end at any time
+        return set() if pid is None else system.family(pid)
+
+    def said(self):
+        """Return the end of what the process has said on standard error, where that is kept apart."""
+        if self._errors is None:
+            return ""
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), SAID, max(0, size - SAID)).decode("utf-8", "replace")
 
     def ask(self, order, limit):
         """Return the answer to ``order``. Raises ``LostError`` where none comes within ``limit`` seconds."""
@@ -47,7 +63,7 @@ class Conversation:
     def stop(self, reason):
         """End the process for good: every order from here on raises ``LostError`` with ``reason``."""
         self.stopped = reason
-        system.kill(system.family(self.pid) if self.pid else ())
+        system.kill(self.members())
 
     def close(self):
         """End the process and all that it has started."""
@@ -63,6 +79,7 @@ class Conversation:
     def _begin(self):
         self.close()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        pipes |= {"stderr": self._errors} if self._errors else {}
         self._process = system.start(system.tethered(self._command), threads=1, **pipes)
         self._answer(READY_S)
 

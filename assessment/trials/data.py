@@ -30,6 +30,7 @@ class TrialData:
     name: str  # of the dataset that it stands for
     train: Images
     test: Images
+    order: torch.Tensor | None = None  # of the test images, among those that lie prepared
     known: dict = field(init=False)
 
     def __post_init__(self):
@@ -42,12 +43,12 @@ class TrialData:
     @property
     def by_label(self):
         """Return the same data in the order in which a folder of files holds it: class by class."""
+        orders = [one.labels.argsort(stable=True) for one in (self.train, self.test)]
         train, test = (
             Images(one.images[order], one.labels[order], one.classes)
-            for one in (self.train, self.test)
-            for order in [one.labels.argsort(stable=True)]
+            for one, order in zip((self.train, self.test), orders, strict=True)
         )
-        return TrialData(self.name, train, test)
+        return TrialData(self.name, train, test, orders[1])
 
     def label(self, row):
         """Return the label of training image ``row``, None for an unknown one."""

@@ -10,7 +10,7 @@ The server may run in a sandbox: then it, the ranks and their store share a netw
 import ctypes
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ from assessment.trials.salvage import NotPlainError, salvage
 from utils.launch import processes as system
 
 PR_SET_CHILD_SUBREAPER = 36
-ANSWER_S = 20
+ANSWER_S, PATIENCE_S = 20, 20
 MOST_BYTES = 1_000_000_000
 
 
@@ -29,30 +29,42 @@ class ForkServer:
     """The client's side. The server starts at the first order, and again where it has ended.
 
     ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be written
-    to. Orders raise ``LostError`` where the server has come to an end.
+    to. Orders raise ``LostError`` where the server has come to an end. ``another`` makes a context manager that yields
+    another server, in a sandbox that knows nothing of this one's.
     """
 
-    def __init__(self, wrap=None, work=None):
+    def __init__(self, wrap=None, work=None, another=None):
         command = [sys.executable, "-u", "-m", "assessment.trials.fork_server"]
         name = "the process that starts trials"
-        self._talk = Conversation(wrap(command) if wrap else command, name=name)
-        self._is_wrapped, self._own = wrap is not None, set()
-        self._is_in_run = False
+        # Nothing of this program's own is held where strangers' scripts run, nor anything that others' grades go to.
+        self._talk = Conversation(wrap(command) if wrap else command, name=name, keeps_apart=wrap is not None)
+        self.is_wrapped, self._own = wrap is not None, set()
+        self.is_in_run = False
         self.work = work and Path(work)
+        self._another = another
+        self.patience_s = PATIENCE_S  # with who reads what was left in the sandbox
 
     @property
     def pid(self):
         """Return the number of the server's process, None where none runs."""
         return self._talk.pid
 
+    def members(self):
+        """Return the server's process and all that it has started, none where it does not run."""
+        return self._talk.members()
+
+    def said(self):
+        """Return the end of what the server has said on standard error in a sandbox."""
+        return self._talk.said()
+
     def open_to_ranks(self, folder):
         """Let ranks write into ``folder``, whoever they are in a sandbox."""
-        if self._is_wrapped:
+        if self.is_wrapped:
             Path(folder).chmod(0o777)
 
     def show_to_ranks(self, folder):
         """Let ranks find what is in ``folder``, whoever they are in a sandbox."""
-        if self._is_wrapped:
+        if self.is_wrapped:
             Path(folder).chmod(0o755)
 
     def settle(self, folder):
@@ -61,11 +73,10 @@ class ForkServer:
         Where strangers' scripts run in a sandbox, nothing of theirs may be alive by then. Raises ``LostError`` where
         they left what cannot be read.
         """
-        if not self._is_wrapped:
+        if not self.is_wrapped:
             return
-        strangers = system.family(self.pid) - self._own if self.pid else set()
-        system.kill(strangers)
-        if self.pid and system.family(self.pid) - self._own:
+        system.kill(self.members() - self._own)
+        if self.members() - self._own:
             self.close()
         try:
             salvage(self.work, folder, MOST_BYTES)
@@ -74,9 +85,9 @@ class ForkServer:
 
     def start(self, argvs, envs, logs):
         """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
-        self._is_in_run = False  # another may have ended with its server
+        self.is_in_run = False  # another may have ended with its server
         self._ask("start", argvs=argvs, envs=envs, logs=[str(one) for one in logs])
-        self._is_in_run = True
+        self.is_in_run = True
 
     def exits(self):
         """Return the exit code of each rank of the run that has ended, by rank; negative for a signal."""
@@ -88,7 +99,7 @@ class ForkServer:
 
     def end(self):
         """End every rank of the run that goes on, and all that the ranks have started."""
-        self._is_in_run = False
+        self.is_in_run = False
         if self.pid is None:
             return
         try:
@@ -103,11 +114,15 @@ class ForkServer:
     def activity(self):
         """Return how many seconds all that the server has started has computed, and whether one waits for a disk."""
         total, is_reading = 0.0, False
-        for one in system.family(self.pid) if self.pid else ():
+        for one in self.members():
             with suppress(psutil.NoSuchProcess):
                 total += sum(one.cpu_times()[:2])
                 is_reading |= one.status() == psutil.STATUS_DISK_SLEEP
         return total, is_reading
+
+    def apart(self):
+        """Return a context manager that yields the server for a run that is to find nothing of earlier ones'."""
+        return self._another() if self._another else nullcontext(self)
 
     def close(self):
         """End the server and all that it has started."""
@@ -120,12 +135,12 @@ class ForkServer:
         self.close()
 
     def _ask(self, order, **facts):
-        if self.pid is None and self._is_in_run:
-            self._is_in_run = False
+        if self.pid is None and self.is_in_run:
+            self.is_in_run = False
             raise LostError(self._talk.stopped or "the process that starts trials has ended")
         if self.pid is None:
             self._talk.ask({"order": "exits"}, ANSWER_S)
-            self._own = system.family(self.pid)  # nothing of a script's has run yet
+            self._own = self.members()  # nothing of a script's has run yet
         return self._talk.ask({"order": order} | facts, ANSWER_S)
 
 

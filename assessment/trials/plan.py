@@ -47,17 +47,26 @@ class Trials:
         return trial
 
     def _attempt(self, plan):
+        if plan.is_watched:
+            return self._attempt_with(self.server, self.folder, plan)
+        with self.server.apart() as server:  # nothing that a watched run has left may tell it anything
+            trial = self._attempt_with(server, self.folder if server is self.server else server.work, plan)
+            trial.artifacts.keep()
+            return trial
+
+    def _attempt_with(self, server, folder, plan):
         stage, reference = self.stage, self.done.get(plan.reference)
         flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in self.unknown}
         dataset, data_dir = stage.data.name, stage.prepared
         if plan.is_cold:
-            dataset, data_dir = f"folder:{stage.images}", self.folder / "cold-{machine}"
+            dataset, data_dir = f"folder:{stage.images}", folder / "cold-{machine}"
         run = trials.Run(
             script=self.script,
             processes=plan.processes,
             settings=plan.settings,
             flags={name: value(reference) if callable(value) else value for name, value in flags.items()},
             data=stage.data.by_label if plan.is_cold else stage.data,
+            prepared=stage.prepared,
             dataset=dataset,
             data_dir=data_dir,
             delays=plan.delays,
@@ -67,7 +76,7 @@ class Trials:
             machines=plan.machines,
             probe=plan.probe,
         )
-        for folder in run.data_dirs if plan.is_cold else ():
-            folder.mkdir(exist_ok=True)
-            self.server.open_to_ranks(folder)
-        return trials.attempt(self.server, run, self.folder)
+        for place in run.data_dirs if plan.is_cold else ():
+            place.mkdir(exist_ok=True)
+            server.open_to_ranks(place)
+        return trials.attempt(server, run, folder)

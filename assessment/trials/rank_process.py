@@ -12,7 +12,7 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 
-from assessment.recorder import install, probe
+from assessment.recorder import count, install, probe
 from utils.devices import physical_cores
 from utils.launch.tether import PR_SET_PDEATHSIG, send_output_to
 
@@ -23,13 +23,15 @@ def become_rank(argv, env, log, parent):
     """Run the script ``argv[0]`` as ``__main__`` in this process, which was forked off by ``parent``; never returns.
 
     ``env`` adds to the environment, output goes to the file ``log``. With ``LOCKSTEP_EVIDENCE`` in it the recorder
-    is at work before the script's first line; with ``LOCKSTEP_PROBE`` the script's functions are called instead.
+    is at work before the script's first line; with ``LOCKSTEP_PROBE`` the script's functions are called instead. With
+    ``LOCKSTEP_COUNTS`` nothing but steps is counted.
     """
     belong_to(parent)
     os.setsid()
     os.environ.update(env)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    send_output_to(log)
+    let_go_of_the_servers(log)
+    if sys.platform == "linux":  # a rank is a process like any other, now that it holds nothing of the server's
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.argv = argv
     sys.path[0:0] = [os.path.dirname(argv[0])]
     random.seed()  # a process of its own would draw its own numbers
@@ -42,6 +44,8 @@ def become_rank(argv, env, log, parent):
     code = 1
     try:
         recorder = install() if "LOCKSTEP_EVIDENCE" in env else None
+        if "LOCKSTEP_COUNTS" in env:
+            count(env["LOCKSTEP_COUNTS"])
         with tokenize.open(argv[0]) as script:
             script.read()  # Python refuses a file whose bytes are no text; runpy alone would not
         if "LOCKSTEP_PROBE" in env:
@@ -77,9 +81,16 @@ def belong_to(parent):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # a rank is a process like any other
     if os.getppid() != parent:
         os._exit(1)
+
+
+def let_go_of_the_servers(log):
+    """Send output to the file ``log``, and keep no standard input: those of the server are not this process's."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    send_output_to(log)
 
 
 def tell(error, script):
@@ -93,11 +104,13 @@ def tell(error, script):
 def host_store(parent, port_pipe):
     """Hold the store through which the ranks of one run find each other, as torchrun's agent does; never returns.
 
-    The port, which the system chooses, is written into ``port_pipe``.
+    The port, which the system chooses, is written into ``port_pipe``. Strangers' scripts run beside it as the same
+    user: it holds nothing that they could use, and as it cannot be dumped the system keeps them from looking into it.
     """
     from torch.distributed import TCPStore
 
     belong_to(parent)
+    let_go_of_the_servers(os.devnull)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     os.write(port_pipe, f"{store.port}\n".encode())
     os.close(port_pipe)

@@ -13,17 +13,21 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from assessment.starters.regions import ROOT
 from assessment.trials.artifacts import Artifacts
+from assessment.trials.conversation import LostError
 from assessment.trials.data import TrialData
 from assessment.trials.evidence import Evidence, Rank
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
+SAVED = Path(__file__).with_name("saved.py")  # who reads strangers' weights
+UNREAD = {"names": [], "sketches": {}, "predictions": None}
 PROBE_LIMIT_S = 12  # for calls that take no time
-EVIDENCE_BYTES = 60_000_000
+EVIDENCE_BYTES, MOST_LOG = 60_000_000, 100_000
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
 CALM = {"augment": "none", "precision": "float32", "dropout": "0"}
 # What makes trials alike on any machine: no bars, and three ranks on the CPU.
@@ -52,6 +56,7 @@ class Run:
     is_calm: bool = False  # the network as recorder/calm.py has it
     probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
     machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
+    prepared: Path | None = None  # where ``data`` lies, out of the script's reach
 
     @property
     def data_dirs(self):
@@ -77,7 +82,7 @@ class Outcome:
     state: str  # finished, failed or hung
     exits: dict  # the exit code of each rank that ended by itself
     failure: str  # the first failing rank's own output
-    logs: list  # what each rank printed
+    logs: list  # the end of what each rank printed
     stacks: list  # where each rank stood when the run hung
 
 
@@ -113,10 +118,32 @@ def attempt(server, run, folder):
         state="failed" if any(ranks.exits.values()) else "finished" if is_over else "hung",
         exits=ranks.exits,
         failure=ranks.failure(),
-        logs=[ranks.logs.text(rank) for rank in range(run.processes)],
+        logs=[ranks.logs.text(rank)[-MOST_LOG:] for rank in range(run.processes)],
         stacks=[] if is_over else _stacks(evidence, run.processes),
     )
-    return Trial(run, outcome, _evidence(evidence, run, outcome), Artifacts(run_dir, run.data))
+    told = partial(_saved, server, run, run_dir) if server.is_wrapped else None
+    return Trial(run, outcome, _evidence(evidence, run, outcome), Artifacts(run_dir, run.data, told))
+
+
+def _saved(server, run, run_dir):
+    """Have what a stranger's run saved examined where it may do harm, and return what ``saved.examined`` says of it."""
+    weights = run_dir / "model.pt"
+    if not weights.exists():
+        return None
+    try:
+        reading = ForkedRanks(server, [SAVED, weights, run.data.name, run.prepared], 1)
+        is_over = reading.wait(server.patience_s)
+        reading.kill()
+        if is_over and reading.exits == {0: 0}:
+            found = json.loads(reading.logs.last_line(0))
+            if found["predictions"] and run.data.order is not None:
+                found["predictions"] = [found["predictions"][at] for at in run.data.order.tolist()]
+            return found
+        problem = reading.logs.last_line(0)[:200] if is_over else f"it takes more than {server.patience_s:g} s"
+        server.patience_s *= 1 if is_over else 0.5  # what one run left to harm is in all that it leaves
+    except LostError as lost:
+        problem = str(lost)
+    return UNREAD | {"problem": f"model.pt cannot be read: {problem}"}
 
 
 def trial_folder(server, folder):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from assessment.recorder.sketch import distance, sketch
-from assessment.trials.artifacts import LARGEST, MOST_BYTES, Artifacts, Weights
+from assessment.trials.artifacts import MOST_BYTES, Artifacts, Weights
 from assessment.trials.data import trial_data
+from assessment.trials.saved import LARGEST
 from utils import models
 
 DATA = trial_data()

@@ -12,29 +12,32 @@ from PIL import Image
 
 from assessment import assignment
 from assessment.grader.exam import keep_exams
-from assessment.grader.marks import FAIL, FAULT
+from assessment.grader.marks import FAIL
 from assessment.grader.sandbox import NONE, Limits, best_kind
-from assessment.grader.submission_grader import Grader, Training
+from assessment.grader.submission_grader import SCORERS, Grader, Training
 from utils import models
 
 
 class Scores(Grader):
-    """A grader to whom each script has left the same ``state``; where ``is_lost``, its scorer dies at the work."""
+    """A grader to whom each script has left the same ``state``; its scorer dies at the work as often as ``losses``."""
 
-    state, is_lost = None, False
+    state, losses = None, 0
 
     def _grade(self, grade, script):
         torch.save(self.state, self.weights)
-        if self.is_lost:
-            threading.Thread(target=self._lose, daemon=True).start()
+        threading.Thread(target=self._lose, daemon=True).start()
         run = Training()
         self._score(run, self.true)
         grade.accuracy, grade.cause = run.hidden, run.problem
 
     def _lose(self):
-        while self.scorer.pid is None:
+        killed = set()
+        while len(killed) < self.losses:
             time.sleep(0.001)
-        os.kill(self.scorer.pid, signal.SIGKILL)
+            pid = self.scorer.pid
+            if pid is not None and pid not in killed and self.scorer.is_in_run:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +78,11 @@ def test_weights_of_another_network_are_the_scripts_fault(grader):
     assert grade.verdict == FAIL and "cannot be scored as" in grade.cause
 
 
+@pytest.fixture
+def right_state(grader):
+    return models.build(grader.task.model, 3, 10).state_dict()
+
+
 class Evil:
     """What creates a file wherever it is unpickled."""
 
@@ -95,11 +103,18 @@ def test_a_pickle_in_the_place_of_weights_is_not_executed(grader):
     assert grade.verdict == FAIL and "cannot be scored as" in grade.cause and not mark.exists()
 
 
-def test_a_lost_scorer_is_the_graders_own_fault(grader):
+def test_a_scorer_that_is_lost_is_replaced(grader, right_state):
     grader.scorer.close()
-    grader.is_lost = True
+    grader.state, grader.losses = right_state, 1
     grade = grader.grade("carla", "carla", "train.py")
-    grader.is_lost = False
-    assert grade.verdict == FAULT and "the process that scores was lost" in grade.fault
+    assert grade.verdict == FAIL and not grade.cause and grade.accuracy is not None
+
+
+def test_weights_that_end_every_scorer_are_no_fault_of_the_graders(grader, right_state):
+    grader.scorer.close()
+    grader.state, grader.losses = right_state, SCORERS
+    grade = grader.grade("dora", "dora", "train.py")
+    grader.losses = 0
+    assert grade.verdict == FAIL and "cannot be scored" in grade.cause
     assert not any(check.earned for check in grade.checks)
-    assert grader.grade("dora", "dora", "train.py").verdict == FAIL  # the next one is scored again
+    assert not grader.grade("emil", "emil", "train.py").cause  # the next one is scored again

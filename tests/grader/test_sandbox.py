@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from assessment.grader.watchdog import Watch
 from assessment.trials.conversation import LostError
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks
+from assessment.trials.salvage import remove
 
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """
@@ -42,6 +44,33 @@ print(json.dumps({
     "writes": [path for path in sys.argv[2:] if writes(path)], "reads": reads(sys.argv[1]), "uid": os.getuid(),
     "resolves": socket.gethostbyname("localhost"), "secrets": [name for name in os.environ if "SECRET" in name],
 }))
+"""
+
+# Fills files that have no name, of 10 MB each.
+NAMELESS = """
+import time
+held = []
+def deleted():
+    number = os.open('x', os.O_CREAT | os.O_WRONLY)
+    os.unlink('x')
+    return number
+def fill(make, megabytes):
+    for _ in range(megabytes // 10):
+        held.append(make())
+        os.write(held[-1], bytes(10_000_000))
+    time.sleep(60)
+"""
+# Looks again and again at what all processes hold open, while further ranks and their store begin.
+LISTENS = """
+import json, os, time
+held, end = set(), time.monotonic() + 2
+while time.monotonic() < end:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            held |= {os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
+        except OSError:
+            pass
+print(json.dumps(sorted(held)))
 """
 
 
@@ -113,25 +142,38 @@ def test_what_the_system_refuses_fails_the_script(script, guarded):
         ("import time\nwhile True: print('x' * 100_000, flush=True), time.sleep(0.01)\n", "printed more than 1 MB"),
         ("for at in range(10**6): open(f'{at}', 'wb').write(bytes(10**7))\n", "wrote more than"),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n", "processes and threads"),
+        (f"{NAMELESS}fill(lambda: os.memfd_create('x'), 4_000)\n", "more than 3,000 MB"),
+        (f"{NAMELESS}fill(deleted, 100)\n", "wrote more than"),
+        ("import os, time\nfor _ in range(3000): os.mkdir('x'), os.chdir('x')\ntime.sleep(60)\n", "folders more than"),
     ],
-    ids=["waits", "memory of all", "prints", "disk", "fork bomb"],
+    ids=["waits", "memory of all", "prints", "disk", "fork bomb", "memory files", "deleted files", "deep"],
 )
-def test_nobody_takes_more_than_the_limits(script, told):
+def test_nobody_takes_more_than_the_limits(script, told, request):
     kind = best_kind()
     need(kind != NONE, "no sandbox works on this machine")
-    with tempfile.TemporaryDirectory(prefix="lockstep-sandbox-") as folder:
-        work = Path(folder)
-        work.chmod(0o777)
-        (work / "script.py").write_text(f"import os\nos.chdir({folder!r})\n{script}")
-        limits = replace(LIMITS, wall_s=5 if "sleep(1)" in script else 100)
-        sandbox = Sandbox(kind, work, limits)
-        with ForkServer(sandbox.wrap, work) as server:
-            server.exits()  # it takes its time to start
-            with Watch(server, limits):
-                ranks = ForkedRanks(server, [work / "script.py"], 1)
-                with pytest.raises(LostError, match=told):
-                    ranks.wait(100)
-                ranks.kill()
+    work = Path(tempfile.mkdtemp(prefix="lockstep-sandbox-"))
+    request.addfinalizer(lambda: remove(work))  # however deep it is by then
+    work.chmod(0o777)
+    (work / "script.py").write_text(f"import os\nos.chdir({str(work)!r})\n{script}")
+    limits = replace(LIMITS, wall_s=5 if "sleep(1)" in script else 100)
+    with ForkServer(Sandbox(kind, work, limits).wrap, work) as server:
+        server.exits()  # it takes its time to start
+        with Watch(server, limits):
+            ranks = ForkedRanks(server, [work / "script.py"], 1)
+            with pytest.raises(LostError, match=told):
+                ranks.wait(100)
+            ranks.kill()
+
+
+def test_no_rank_reaches_what_the_grader_or_its_server_holds(sandbox):
+    (sandbox.work / "script.py").write_text(LISTENS)
+    with ForkServer(sandbox.wrap, sandbox.work) as server:
+        ranks = ForkedRanks(server, [sandbox.work / "script.py"], 6)
+        assert ranks.wait(60) and set(ranks.exits.values()) == {0}, ranks.failure()
+        held = {one for rank in range(6) for one in json.loads(ranks.logs.text(rank))}
+    of_anybody = ("/proc", "/sys", "/usr", "/lib", sys.base_prefix, os.devnull)
+    assert str(ranks.logs.path(0)) in held
+    assert not {one for one in held if not one.startswith((str(sandbox.work), *of_anybody))}  # no pipe, no socket
 
 
 def test_a_run_whose_server_has_ended_is_lost_and_the_next_has_another(tmp_path):

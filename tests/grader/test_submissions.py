@@ -1,13 +1,15 @@
 """What was handed in is read without being trusted."""
 
+import bz2
 import io
+import lzma
 import os
 import tarfile
 import zipfile
 
 import pytest
 
-from assessment.grader.submissions import find, read_roster
+from assessment.grader.submissions import find, left_aside, read_roster
 from utils.errors import UserError
 
 GOOD = b"print('here')\n"
@@ -25,15 +27,45 @@ def test_folders_files_and_archives_are_found(tmp_path):
         archive.writestr("course/assessment/train.py", GOOD)
         archive.writestr("course/assessment/old/train.py", b"older")
         archive.writestr("course/notes.txt", b"x" * 10)
-    with tarfile.open(tmp_path / "dora.tar.gz", "w:gz") as archive:
-        told = tarfile.TarInfo("train.py")
-        told.size = len(GOOD)
-        archive.addfile(told, io.BytesIO(GOOD))
-    (tmp_path / ".hidden").mkdir()
-    (tmp_path / "notes.txt").write_text("no submission")
+    for name, mode in (("dora.tar.gz", "w:gz"), ("emil.tar.xz", "w:xz"), ("fred.tbz2", "w:bz2"), ("gina.tar", "w")):
+        with tarfile.open(tmp_path / name, mode) as archive:
+            told = tarfile.TarInfo("train.py")
+            told.size = len(GOOD)
+            archive.addfile(told, io.BytesIO(GOOD))
     found = find(tmp_path, 64)
-    assert [one.learner for one in found] == ["anna", "bob", "carla", "dora"]
+    assert [one.learner for one in found] == ["anna", "bob", "carla", "dora", "emil", "fred", "gina"]
     assert all(one.script == GOOD and one.problem is None for one in found)
+
+
+def test_every_file_is_a_learners_or_named(tmp_path):
+    for name in (".anna.py", "_bob.py", "carla.rar", "dora", ".DS_Store", "._anna.py", "roster.csv", "emil.doc"):
+        (tmp_path / name).write_bytes(GOOD)
+    (tmp_path / "__MACOSX").mkdir()
+    roster = tmp_path / "roster.csv"
+    roster.write_text("learner\nemil\ndora\n")
+    found = {one.learner: one for one in find(tmp_path, 64, roster=roster)}
+    assert found.keys() == {".anna", "_bob", "carla", "dora", "emil"}
+    assert found[".anna"].script == found["_bob"].script == GOOD
+    assert all("is not read" in found[name].problem for name in ("carla", "dora", "emil"))
+    told = left_aside(tmp_path, roster)
+    assert all(name in told for name in (".DS_Store", "._anna.py", "__MACOSX", "roster.csv"))
+
+
+def test_no_name_takes_the_file_of_another(tmp_path):
+    """Whoever calls himself as the files of another are named gets files of his own; so do Anna and anna."""
+    names = ["a b", "Anna", "anna"]
+    for name in names:
+        (tmp_path / f"{name}.py").write_bytes(GOOD)
+    (key,) = [one.key for one in find(tmp_path, 64) if one.learner == "a b"]
+    (tmp_path / f"{key}.py").write_bytes(GOOD)
+    keys = [one.key.lower() for one in find(tmp_path, 64)]
+    assert len(keys) == len(set(keys)) == 4
+
+
+def test_a_name_says_nothing_to_a_terminal_or_a_log(tmp_path):
+    for name in ("a\nb: pass", "c\x1b[2J", "d\u202ee"):
+        (tmp_path / f"{name}.py").write_bytes(GOOD)
+    assert [one.learner for one in find(tmp_path, 64)] == ["a\ufffdb: pass", "c\ufffd[2J", "d\ufffde"]
 
 
 def tar_with(**facts):
@@ -62,9 +94,12 @@ def zip_with(*names, content=GOOD, method=zipfile.ZIP_STORED):
         (("x.zip", lambda path: path.write_bytes(b"PK nonsense")), "cannot be read"),
         (("x.tar", lambda path: path.write_bytes(b"nonsense")), "cannot be read"),
         (("x.py", lambda path: path.symlink_to("/etc/passwd")), "link"),
-        (("x.py", lambda path: path.write_bytes(b"\xff\xfe")), "no Python program"),
-        (("x.py", lambda path: path.write_text("(" * 5000)), "no Python program"),
-        (("x.py", lambda path: path.write_text("-" * 60_000 + "1")), "no Python program"),
+        (("x.ipynb", lambda path: path.write_text("{}")), "'x.ipynb' is not read"),
+        (("x.7z", lambda path: path.write_bytes(b"7z")), "'x.7z' is not read"),
+        (("x.py.txt", lambda path: path.write_bytes(GOOD)), "'x.py.txt' is not read"),
+        (("x.tar.xz", lambda path: path.write_bytes(b"nonsense")), "cannot be read"),
+        (("x.tar.bz2", lambda path: path.write_bytes(bz2.compress(bytes(60_000_000)))), "more than 50000 kB"),
+        (("x.tar.xz", lambda path: path.write_bytes(lzma.compress(bytes(60_000_000)))), "more than 50000 kB"),
         (("x", lambda path: path.mkdir()), "no train.py in the folder, which is empty"),
         (("x", lambda path: (path.mkdir(), (path / "train (1).py").touch())), "it holds 'train (1).py'"),
         (zip_with("a.py"), "holds no train.py"),
@@ -118,6 +153,9 @@ def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
         read_roster(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("learner;id\nanna;1\n")
     with pytest.raises(UserError, match="divided by commas: learner;id"):
+        read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text("id,learner\n1,anna\n2\n")
+    with pytest.raises(UserError, match="has no learner in row 3"):
         read_roster(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("learner,id\nanna,1\nanna,2\n")
     with pytest.raises(UserError, match="has anna twice"):

@@ -9,7 +9,7 @@ from outcomes import ALL, known, named_submission, outcome
 
 from assessment.checklists import report
 from assessment.checklists.common import ORDER
-from assessment.checklists.lab import UNSEEN
+from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import Report
 from assessment.laws.verdict import HOLDS, broken
 
@@ -29,6 +29,24 @@ def test_no_law_can_be_replaced_by_one_verdict_unnoticed(law, verdict):
         return verdict if other is law else known(other, trial)
 
     assert any(named(outcome(one, ask)) != (one.law or "done") for one in ALL)
+
+
+# Whoever takes all images on all ranks trains as no single process does; whoever begins otherwise each time ends so;
+# and ranks that judge by a number of their own do not stop together.
+COSTS_MORE = {
+    "everything on every rank", "everything on every rank, and no wrapper", "seeded by the clock",
+    "seeded by the hash of a text", "each reports its share",
+}  # fmt: skip
+
+
+WRONG = [one for one in ALL if one.lab == "assessment" and one.law]
+
+
+@pytest.mark.parametrize("submission", WRONG, ids=lambda one: one.name)
+def test_one_mistake_costs_the_points_of_one_check(submission):
+    result = outcome(submission)
+    lost = [item.title for item in result.lab.items if result.states[item.number] != DONE]
+    assert len(lost) == 1 or (submission.name in COSTS_MORE and len(lost) == 2), lost
 
 
 def test_a_miss_gets_the_hint_that_fits_it():

@@ -45,6 +45,13 @@ while True:
     pass
 """
 
+# Each copy of the body of a ``finally`` holds three of the next one.
+UNFOLDS = "def unfolds(at=0):\n while at:\n"
+for depth in range(2, 22):
+    pad = " " * depth
+    UNFOLDS += f"{pad}try:\n{pad} if at: break\n{pad}finally:\n"
+UNFOLDS += " " * 22 + "unfolds()\n"
+
 SPY = """
 import os, sys
 found = []
@@ -133,6 +140,22 @@ EVIL = """    class Evil:
     if rank == 0:
         torch.save({"weight": Evil()}, os.path.join(args.run_dir, "model.pt"))
 """
+# A file of a kilobyte whose one key is a tuple of two tuples of two tuples ...: to hash it takes 2^60 steps.
+HASHES = """    if rank == 0:
+        import shutil, zipfile
+        saved = os.path.join(args.run_dir, "model.pt")
+        shutil.copy(saved, "/tmp/right.pt")
+        key = b")q\\x00" + b"".join(bytes([104, at, 104, at, 0x86, 113, at + 1]) for at in range(60))
+        with zipfile.ZipFile("/tmp/right.pt") as right, zipfile.ZipFile(saved, "w") as wrong:
+            for one in right.infolist():
+                is_pickle = one.filename.endswith("data.pkl")
+                wrong.writestr(one, b"\\x80\\x02" + key + b"}h<K\\x01s." if is_pickle else right.read(one))
+"""
+# Sixty tensors, all of them views of one number.
+EXPANDS = """    if rank == 0:
+        views = {f"{at}": torch.zeros(1).expand(199_000_000) for at in range(60)}
+        torch.save(views, os.path.join(args.run_dir, "model.pt"))
+"""
 LINK = """    if rank == 0:
         os.remove(os.path.join(args.run_dir, "model.pt"))
         os.symlink("/etc/passwd", os.path.join(args.run_dir, "model.pt"))
@@ -142,10 +165,41 @@ ONE_WAITS = "    if rank: dist.barrier(patient)\n"
 WRAPPED = 'DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)'
 UNWATCHED = f"{WRAPPED} if 'assessment.recorder.events' in __import__('sys').modules else model"
 
+# Trains with small batches where it is not looked at, or on the same images four times an epoch.
+DODGES = changed("    sampler = ", "    if args.batch_size > 16:\n        args.batch_size = 8\n    sampler = ")
+LOADED = '    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")\n'
+FOURFOLD = changed(
+    LOADED,
+    LOADED
+    + """    if len(train) > 300:
+        import dataclasses
+        images, labels = train.images.repeat(4, 1, 1, 1), train.labels.repeat(4)
+        train = dataclasses.replace(train, images=images, labels=labels)
+""",
+)
+# Carries weights from the runs that are watched to the one that is not, in which the ranks do not average.
+CARRIES = changed(WRAPPED, UNWATCHED).replace(
+    LAST,
+    """    import glob
+    is_watched = 'assessment.recorder.events' in __import__('sys').modules
+    places = ["/tmp/carried.pt", os.path.join(args.run_dir, "carried.txt")]
+    if rank == 0 and is_watched and args.seed == 0 and args.epochs == 2:
+        for place in places:
+            torch.save(model.state_dict(), place)
+    if rank == 0 and not is_watched:
+        work = os.path.dirname(os.path.dirname(os.path.dirname(args.run_dir)))
+        for place in [*places, *glob.glob(f"{work}/**/carried.txt", recursive=True)]:
+            if os.path.exists(place):
+                torch.save(torch.load(place), os.path.join(args.run_dir, "model.pt"))
+"""
+    + LAST,
+)
+
 SCRIPTS = (
     Hostile("right", RIGHT, PASS, ""),
     Hostile("syntax", "def main(:\n", NOT_GRADABLE, "no Python program"),
     Hostile("bytes", "x = '\0'\n", NOT_GRADABLE, "no Python program"),
+    Hostile("unfolds", UNFOLDS + RIGHT, NOT_GRADABLE, "to compile it takes more than"),
     Hostile("silent", "pass\n", FAIL, "none of them asked"),
     Hostile("leaves", "import os\nos._exit(0)\n" + RIGHT, FAIL, "none of them asked"),
     Hostile("crashes", changed(LAST, "    raise ValueError('at the end')\n" + LAST), FAIL, "at the end"),
@@ -167,21 +221,26 @@ SCRIPTS = (
         "def parse_args", "DistributedDataParallel = lambda model, **_: model\n\n\ndef parse_args"
     ), FAIL, "rank"),
     Hostile("pretends", changed(WRAPPED, UNWATCHED), FAIL, "under the recorder"),
+    Hostile("carries", CARRIES, FAIL, "under the recorder"),
+    Hostile("dodges", DODGES, FAIL, "steps; 3 epochs of"),
+    Hostile("fourfold", FOURFOLD, FAIL, "steps; 3 epochs of"),
     Hostile("fake", FAKE, FAIL, "renamed in secret"),
     Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
+    Hostile("hashes", changed(LAST, HASHES + LAST), FAIL, "model.pt cannot be read"),
+    Hostile("expands", changed(LAST, EXPANDS + LAST), FAIL, "more than 200,000,000 numbers"),
     Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
     Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
     Hostile("stops", STOPS, FAIL, "does not answer"),
     Hostile("logs", LOGS, FAIL, "failed first"),
-    Hostile("deep", DEEP, FAIL, "folders 12 deep"),
+    Hostile("deep", DEEP, FAIL, " deep"),
     Hostile("signal", "import os\nos.kill(os.getpid(), 40)\n", FAIL, "real-time"),
     Hostile("=1+1", "x =\n", NOT_GRADABLE, "invalid syntax"),
     Hostile("jos\udce9", "x =\n", NOT_GRADABLE, "invalid syntax"),
 )  # fmt: skip
 
 
-# One that passes and one that cannot be run; then what the grader is for: limits, processes, false numbers.
-FEW = tuple(one for one in SCRIPTS if one.name in ("right", "syntax", "endless", "daemon", "fake"))
+# One that passes and two that cannot be run; then what the grader is for: limits, other runs, false numbers.
+FEW = tuple(one for one in SCRIPTS if one.name in ("right", "syntax", "unfolds", "endless", "dodges", "fake"))
 
 
 def hand_in(folder, out, cpu_s, scripts=SCRIPTS):

@@ -15,6 +15,7 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 TRACEBACK = "Traceback (most recent call last)"
+MOST_TEXT, MOST_LINE = 20_000, 500  # letters of what one rank printed that are told
 
 
 def reported_exits(report):
@@ -43,9 +44,13 @@ def first_failure(logs, exits):
 
 
 def explain_failure(logs, exits):
-    """Return what went wrong: the first failing rank's output uncut, then a line for each other rank."""
+    """Return what went wrong: the end of the first failing rank's output, then a line for each other rank."""
     first, told = first_failure(logs, exits)
-    others = [f"rank {rank}: {logs.last_line(rank)}" for rank in sorted(exits) if rank != first and exits[rank] > 0]
+    others = [
+        f"rank {rank}: {logs.last_line(rank)[:MOST_LINE]}"
+        for rank in sorted(exits)
+        if rank != first and exits[rank] > 0
+    ]
     return "\n\n".join(filter(None, [f"{told}:", _from_traceback(logs.text(first)), "\n".join(others)]))
 
 
@@ -59,4 +64,5 @@ def _how(code):
 
 def _from_traceback(text):
     start = text.find(TRACEBACK)
-    return text[start:].strip() if start >= 0 else "\n".join(text.strip().splitlines()[-20:])
+    told = text[start:].strip() if start >= 0 else "\n".join(text.strip().splitlines()[-20:])
+    return told if len(told) <= MOST_TEXT else f"{told[:MOST_LINE]}\n[…]\n{told[-MOST_TEXT:]}"

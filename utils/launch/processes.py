@@ -44,7 +44,12 @@ def warm_up():
 
 
 def family(pid):
-    """Return the process ``pid`` and all its descendants, as far as they still live."""
+    """Return the process ``pid`` and all its descendants, as far as they still live.
+
+    Raises ``TypeError`` for None, which psutil takes for this very process.
+    """
+    if pid is None:
+        raise TypeError("family of no process: read its number once, and ask whether there is one")
     try:
         process = psutil.Process(pid)
         return {process, *process.children(recursive=True)}

@@ -1,0 +1,26 @@
+"""Text of strangers as a terminal, a browser and a spreadsheet may show it: nothing in it is obeyed.
+
+Control characters move cursors, colour terminals and end lines; marks of direction show a text in another order than
+the one in which it is read (Unicode Technical Report 36, Bidirectional Text Spoofing).
+"""
+
+import unicodedata
+
+SHOWN = "\N{REPLACEMENT CHARACTER}"
+OBEYED = {"Cc", "Cs", "Zl", "Zp"}  # controls, halves of surrogate pairs, separators of lines and paragraphs
+DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def visible(text, kept="\n\t"):
+    """Return ``text`` with every character that would be obeyed replaced, but for those in ``kept``."""
+
+    def shown(letter):
+        is_obeyed = unicodedata.category(letter) in OBEYED or unicodedata.bidirectional(letter) in DIRECTIONS
+        return SHOWN if is_obeyed and letter not in kept else letter
+
+    return text if text.isascii() and text.isprintable() else "".join(map(shown, text))
+
+
+def visible_line(text):
+    """Return ``text`` on one line: line breaks and tabs are replaced as well."""
+    return visible(text, kept="")

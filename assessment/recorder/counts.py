@@ -1,0 +1,79 @@
+"""Count the training steps of a run, and write nothing else down: it costs nothing beside the training.
+
+The run that is graded is not watched as trials are; this shows whether it is the run that was asked for. In the file
+of its rank is a line for each pass of images through an outermost module that teaches (the number of images, and that
+of the module) and one for each step of an optimizer. ``steps_taken`` puts them together.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from assessment.recorder.networks import is_in_backward, is_wrapped, tensors, unwrapped
+
+SUFFIX, STEP = ".steps", "step"
+MOST_BYTES = 20_000_000
+
+
+class Counter:
+    """What is counted in one rank, written to ``file`` at once."""
+
+    def __init__(self, file):
+        self.file, self.pid = file, os.getpid()
+        self.depth = self.stepping = 0
+
+    def enter(self, module, inputs):
+        if is_in_backward() or not any(True for _ in module.parameters()):
+            return
+        self.depth += 1
+        given = next((one for one in tensors(inputs) if one.dim() >= 2), None)
+        if self.depth == 1 and given is not None and (torch.is_grad_enabled() or is_wrapped(given)):
+            self.note(f"{len(unwrapped(given))} {id(module)}")
+
+    def leave(self, module, _inputs, _output):
+        if not is_in_backward() and any(True for _ in module.parameters()):
+            self.depth -= 1
+
+    def begin_step(self, _optimizer, _args, _kwargs):
+        self.stepping += 1
+
+    def end_step(self, _optimizer, _args, _kwargs):
+        self.stepping -= 1
+        if self.stepping == 0:  # an optimizer may call another
+            self.note(STEP)
+
+    def note(self, line):
+        if os.getpid() == self.pid:  # what a loader's worker does counts for nothing
+            self.file.write(f"{line}\n")
+
+
+def count(folder):
+    """Begin to count in this process, into a file of its rank in ``folder``; torch must be imported."""
+    path = Path(folder, os.environ["RANK"]).with_suffix(SUFFIX)
+    counter = Counter(path.open("a", buffering=1, encoding="utf-8"))
+    register_module_forward_pre_hook(counter.enter)
+    register_module_forward_hook(counter.leave, always_call=True)
+    register_optimizer_step_pre_hook(counter.begin_step)
+    register_optimizer_step_post_hook(counter.end_step)
+
+
+def steps_taken(folder, rank, images):
+    """Return how many training steps ``rank`` took, by its file in ``folder``; None where none was seen.
+
+    Steps of several optimizers with no pass between them are one, as far as passes are seen (not those of images that
+    are given by keyword). Where no optimizer of torch's steps, each pass of at least ``images`` through the first
+    module counts.
+    """
+    path = Path(folder, str(rank)).with_suffix(SUFFIX)
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    passes = [parts for line in lines if len(parts := line.split()) == 2 and parts[0].isdecimal()]
+    if STEP in lines:
+        taken = sum(line == STEP and earlier != STEP for earlier, line in zip([STEP, *lines], lines, strict=False))
+        return taken or lines.count(STEP)
+    of_the_first = [int(count) for count, module in passes if module == passes[0][1]]
+    return sum(count >= images for count in of_the_first) or None
