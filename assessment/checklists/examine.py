@@ -65,7 +65,7 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
         for plan in lab.plans:
             trial = own.attempt(plan)
-            if trial.outcome.state != "finished" and LOCKED in trial.outcome.failure and not own.apart:
+            if LOCKED in trial.outcome.failure and asked(joins, trial) and not own.apart:
                 own.apart = True  # all ranks keep the record: each in a folder of its own they show what else they do
                 trial = own.attempt(plan)
             is_over = trial.outcome.state == "finished"

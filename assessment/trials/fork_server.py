@@ -141,7 +141,11 @@ class ForkServer:
         if self.pid is None:
             self._talk.ask({"order": "exits"}, ANSWER_S)
             self._own = self.members()  # nothing of a script's has run yet
-        return self._talk.ask({"order": order} | facts, ANSWER_S)
+        try:
+            return self._talk.ask({"order": order} | facts, ANSWER_S)
+        except LostError:
+            self.is_in_run = False  # with the server its run is lost; the next order starts another
+            raise
 
 
 class Serving:

@@ -75,11 +75,15 @@ class Run:
         code = self._process.poll()
         if code is None:
             return "running"
-        _live.discard(self)
+        self._leave()
         state = "stopped" if self._stop_asked else "finished" if code == 0 else "failed"
         if self.run_dir is not None:
             runs.set_state(self.run_dir, state, self._launched)
         return state
+
+    def _leave(self):
+        _live.discard(self)
+        _mind_sigterm()
 
     def log(self, rank=0):
         """Return all that ``rank`` has printed so far; ``rank="torchrun"`` gives the launcher's own words."""
@@ -147,6 +151,7 @@ class Run:
         # Workers live in sessions of their own, so each is ended by its number.
         system.kill(members)
         self._process.wait()
+        self._leave()
         if self.run_dir is not None:
             runs.set_state(self.run_dir, "stopped", self._launched)
 
@@ -158,10 +163,14 @@ def _stop_all():
 
 
 def _mind_sigterm():
-    """Have SIGTERM stop the runs before it ends this program, where the program leaves that signal to the system."""
-    is_main = threading.current_thread() is threading.main_thread()  # no other thread may say so
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    """While runs live, have SIGTERM stop them before it ends a program that leaves that signal to the system."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread may say so
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    if _live and handler is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
+    elif not _live and handler is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _on_sigterm(number, _frame):
