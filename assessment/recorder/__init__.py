@@ -1,6 +1,7 @@
 """What is loaded into a learner's process: it writes down what a script does, and changes nothing.
 
-Only ``calm`` does, in the trials that say so: it takes out of a network what looks at one share of a batch alone.
+Only ``calm`` and ``draws`` do, in the trials that say so: what looks at one share of a batch alone is taken out of a
+network, and what is drawn for images is the same for every share.
 """
 
 import os

@@ -20,7 +20,7 @@ def folder(tmp_path):
             place.mkdir(parents=True)
             for at in range(count):
                 colour = (name * 60, at * 4, 0 if split == "train" else 255)
-                Image.new("RGB", (8, 8), colour).save(place / f"{at:02}.png")
+                Image.new("RGB", (12, 12), colour).save(place / f"{at:02}.png")
     return f"folder:{tmp_path / 'images'}"
 
 

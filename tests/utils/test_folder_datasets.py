@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 
 from utils.data import load, prepare
+from utils.data.folders import LEAST, MOST
 from utils.errors import UserError
+from utils.models import MODELS, build
 
 
-def picture_folder(root, splits=("train", "test"), classes=("cat", "dog"), size=(8, 8), mode="RGB"):
+def picture_folder(root, splits=("train", "test"), classes=("cat", "dog"), size=(12, 12), mode="RGB"):
     """Make a small dataset of JPEG files in class folders, each file of another shade."""
     shade = 0
     for split in splits:
@@ -31,7 +33,7 @@ def test_a_folder_of_images_is_a_dataset(mode, channels, tmp_path):
     name = f"folder:{picture_folder(tmp_path / 'pictures', mode=mode)}"
     prepare(name, tmp_path / "data")
     train, test = load(name, tmp_path / "data", "train"), load(name, tmp_path / "data", "test")
-    assert train.images.shape == test.images.shape == (6, channels, 8, 8)
+    assert train.images.shape == test.images.shape == (6, channels, 12, 12)
     assert train.classes == ["cat", "dog"] and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert abs(int(train.images[4, 0].float().mean()) - 50) <= 3  # the fifth picture that was made
 
@@ -53,20 +55,20 @@ def spoil_jpeg(root):
 
 def grey_among_colour(root):
     path = root / "test/cat/2.jpg"
-    Image.new("L", (8, 8), 7).save(path)
-    return path, "8x8 greyscale where .* is 8x8 colour"
+    Image.new("L", (12, 12), 7).save(path)
+    return path, "12x12 greyscale where .* is 12x12 colour"
 
 
 def another_size(root):
     path = root / "test/cat/2.jpg"
-    Image.new("RGB", (9, 8)).save(path)
-    return path, "9x8 colour where .* is 8x8 colour"
+    Image.new("RGB", (13, 12)).save(path)
+    return path, "13x12 colour where .* is 12x12 colour"
 
 
 def class_without_counterpart(root):
     path = root / "test/bird"
     path.mkdir()
-    Image.new("RGB", (8, 8)).save(path / "0.jpg")
+    Image.new("RGB", (12, 12)).save(path / "0.jpg")
     return path, "has no counterpart in .*train"
 
 
@@ -82,28 +84,16 @@ def no_image(root):
     return path, "is not an image"
 
 
-def with_transparency(root):
-    path = root / "train/cat/0.png"
-    Image.new("RGBA", (8, 8)).save(path)
-    return path, "pixel format RGBA"
+def picture(name, mode, size, complaint):
+    """Return a fault that is called ``name``: a picture among the others that is of another kind."""
 
+    def fault(root):
+        path = root / "train/cat/0.png"
+        Image.new(mode, size).save(path)
+        return path, complaint
 
-def too_large(root):
-    path = root / "train/cat/0.png"
-    Image.new("L", (30_000, 30_000)).save(path)
-    return path, "sides of 8 to 1024"
-
-
-def large(root):
-    path = root / "train/cat/0.png"
-    Image.new("RGB", (1025, 8)).save(path)
-    return path, "is 1025x8: sides of 8 to 1024"
-
-
-def too_small(root):
-    path = root / "train/cat/0.png"
-    Image.new("RGB", (1, 1)).save(path)
-    return path, "is 1x1: sides of 8 to 1024"
+    fault.__name__ = name
+    return fault
 
 
 def dangling_link(root):
@@ -119,9 +109,10 @@ def pipe(root):
 
 
 FAULTS = [
-    too_large,
-    large,
-    too_small,
+    picture("transparent", "RGBA", (12, 12), "pixel format RGBA"),
+    picture("far too large", "L", (30_000, 30_000), f"sides of {LEAST} to {MOST}"),
+    picture("too wide", "RGB", (MOST + 1, 12), f"is {MOST + 1}x12: sides of {LEAST} to {MOST}"),
+    picture("a pixel", "RGB", (1, 1), f"is 1x1: sides of {LEAST} to {MOST}"),
     dangling_link,
     pipe,
     spoil_jpeg,
@@ -130,8 +121,12 @@ FAULTS = [
     class_without_counterpart,
     empty_class,
     no_image,
-    with_transparency,
 ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_takes_the_smallest_pictures(name):
+    assert build(name, 3, 10).eval()(torch.zeros(2, 3, LEAST, LEAST, dtype=torch.uint8)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -132,7 +132,7 @@ def load(name, root="data", split="train"):
 
 
 def checksum(images, labels):
-    """Return a number that changes with any byte of the two tensors (CRC-32; a second for two gigabytes)."""
+    """Return a number that changes with any byte of the two tensors (CRC-32)."""
     return zlib.crc32(labels.numpy(), zlib.crc32(images.numpy()))
 
 

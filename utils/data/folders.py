@@ -15,7 +15,7 @@ from PIL import Image
 from utils.errors import UserError, first_line
 
 CHANNELS = {"L": 1, "RGB": 3}
-LEAST, MOST = 8, 1024  # pixels a side: the networks halve images twice, and whole batches are held in memory
+LEAST, MOST = 10, 1024  # pixels a side: LeNet takes no less; the whole dataset is held in memory
 
 
 @dataclass(frozen=True)
