@@ -16,6 +16,7 @@ from utils.data import prepare
 from utils.launch import RunError, launch
 
 ROOT = Path(__file__).resolve().parent.parent
+SMOOTH = ROOT / "tests/support/smooth.py"
 TINY = ("--epochs", 1, "--model", "lenet", "--dropout", 0, "--precision", "float32", "--device", "cpu")
 
 
@@ -87,12 +88,14 @@ def server():
 def train(server, digits):
     """Run a script to its end as ``processes`` ranks, each with one thread, and return its summary.
 
-    What torchrun does here, a fork server does in a tenth of the time: most of a short run is importing torch.
+    What torchrun does here, a fork server does in a tenth of the time: most of a short run is importing torch. With
+    ``smooth=True`` networks have no kinks (support/smooth.py), so that N processes equal one to rounding.
     Raises ``RunError`` where a rank fails.
     """
 
-    def run(script, processes, *args, run_dir, timeout=150):
-        ranks = ForkedRanks(server, [script, "--data-dir", digits, *args, "--run-dir", run_dir], processes)
+    def run(script, processes, *args, run_dir, timeout=150, smooth=False):
+        argv = [*([SMOOTH] if smooth else []), script, "--data-dir", digits, *args, "--run-dir", run_dir]
+        ranks = ForkedRanks(server, argv, processes)
         try:
             assert ranks.wait(timeout), f"not over after {timeout} s"
         finally:

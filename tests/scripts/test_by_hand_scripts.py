@@ -1,10 +1,8 @@
 """Chapters 02 and 04: scripts that average and synchronise by hand train what one process trains."""
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY
-from PIL import Image
 
 from utils.launch import RunError
 from utils.runs import read_metrics
@@ -21,9 +19,9 @@ def train(train, tmp_path):
     """Train and return the weights and the rows of the metrics."""
     count = iter(range(100))
 
-    def run(script, processes, *args):
+    def run(script, processes, *args, **options):
         folder = tmp_path / f"run{next(count)}"
-        train(script, processes, *args, run_dir=folder)
+        train(script, processes, *args, run_dir=folder, **options)
         return torch.load(folder / "model.pt", weights_only=True), read_metrics(folder)
 
     return run
@@ -35,13 +33,14 @@ def largest_difference(first, second):
 
 
 def test_workers_of_any_load_end_with_the_weights_of_one_device(train):
-    one, (row,) = train(ONE, 1, *EXACT, "--batch-size", 64)
+    one, (row,) = train(ONE, 1, *EXACT, "--batch-size", 64, smooth=True)
     for loads in ("1", "1,0.5", "0,1,0.3", "3,1,1,2"):
         processes = loads.count(",") + 1
-        apart, (own_row,) = train(BY_HAND, processes, *EXACT, "--worker-load", loads, "--global-batch-size", 64)
-        assert largest_difference(one, apart) < 1e-4, loads
+        shares = ("--worker-load", loads, "--global-batch-size", 64)
+        apart, (own_row,) = train(BY_HAND, processes, *EXACT, *shares, smooth=True)
+        assert largest_difference(one, apart) < 1e-6, loads
         for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy"):
-            assert own_row[name] == pytest.approx(row[name], abs=2e-3), (loads, name)
+            assert own_row[name] == pytest.approx(row[name], abs=1e-5), (loads, name)
 
 
 def test_running_statistics_are_those_of_all_images(train):
@@ -72,39 +71,12 @@ def test_impossible_loads_end_in_one_line(train, loads, told):
     assert "Traceback" not in str(error.value)
 
 
-@pytest.fixture
-def noise(tmp_path):
-    """Return the name of a dataset of noise: two classes of 80 images, to train and to test.
-
-    Where two numbers that ReLU or max-pooling compares are nearly equal, rounding decides, and the gradient
-    jumps: on digits the order of the images in a batch alone moves the weights of a residual network by 3e-4
-    in one step (in float64 by nothing). In noise such pairs are rare.
-    """
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 2, 80, 28, 28), dtype=np.uint8)
-    for split, classes in zip(("train", "test"), pixels, strict=True):
-        for name, images in zip("ab", classes, strict=True):
-            folder = tmp_path / "noise" / split / name
-            folder.mkdir(parents=True)
-            for number, image in enumerate(images):
-                Image.fromarray(image).save(folder / f"{number:03}.png")
-    return f"folder:{tmp_path / 'noise'}"
-
-
-def test_with_synchronised_batchnorm_ranks_take_the_steps_of_one(train, noise, tmp_path):
-    args = (
-        *TINY,
-        "--model",
-        "wide-resnet-tiny",
-        "--dataset",
-        noise,
-        "--data-dir",
-        tmp_path / "data",
-        "--base-lr",
-        0.002,
-    )
-    plain, _ = train(SYNC, 1, *args, "--batch-size", 32)
+def test_with_synchronised_batchnorm_ranks_take_the_steps_of_one(train):
+    """Many layers of BatchNorm make much of rounding: 4e-6 at this rate. Statistics of own shares make 9e-2."""
+    args = (*WIDE, "--base-lr", 0.01)
+    plain, _ = train(SYNC, 1, *args, "--batch-size", 32, smooth=True)
     for processes in (1, 2, 4):
-        ours, _ = train(SYNC, processes, *args, "--batch-size", 32 // processes, "--sync-batchnorm")
+        ours, _ = train(SYNC, processes, *args, "--batch-size", 32 // processes, "--sync-batchnorm", smooth=True)
         assert largest_difference(plain, ours) < 1e-4, processes
-    local, _ = train(SYNC, 2, *args, "--batch-size", 16)
-    assert largest_difference(plain, local) > 1e-3
+    local, _ = train(SYNC, 2, *args, "--batch-size", 16, smooth=True)
+    assert largest_difference(plain, local) > 1e-2
