@@ -1,7 +1,13 @@
 """Problems that the user can put right, told in one line instead of a traceback."""
 
+import os
+import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import psutil
+
+IN_VAIN = re.compile("timed out|timeout", re.IGNORECASE)
 
 
 class UserError(Exception):
@@ -14,11 +20,35 @@ class UserError(Exception):
 
 @contextmanager
 def one_line_errors():
-    """End the process with code 1 and the text of a ``UserError``; let every other exception pass."""
+    """End the process with code 1 and the text of a ``UserError``; let every other exception pass.
+
+    To that of a rank that has waited for another in vain, it adds which rank of this machine is stopped, if one is.
+    """
     try:
         yield
     except UserError as problem:
         sys.exit(str(problem))
+    except RuntimeError as error:
+        stopped = stopped_ranks() if IN_VAIN.search(str(error)) else []
+        if stopped:
+            who = " and ".join(f"rank {rank} (process {pid})" for rank, pid in stopped)
+            error.add_note(f"Timed out waiting for {who}: stopped from outside (SIGSTOP, Ctrl-Z, a debugger)")
+        raise
+
+
+def stopped_ranks():
+    """Return rank and process number of each rank of this machine that a signal or a debugger holds.
+
+    torchrun starts the ranks of a machine in turn, so their order tells which is which.
+    """
+    with suppress(KeyError, psutil.Error):
+        local_rank, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        first = int(os.environ["RANK"]) - local_rank
+        ranks = sorted(psutil.Process(os.getppid()).children(), key=lambda one: (one.create_time(), one.pid))
+        if len(ranks) == count and ranks[local_rank].pid == os.getpid():
+            held = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return [(first + number, one.pid) for number, one in enumerate(ranks) if one.status() in held]
+    return []
 
 
 def first_line(error):

@@ -1,9 +1,13 @@
 """Folders of images as datasets: what fits together is prepared, what does not is named file by file."""
 
+import multiprocessing
 import os
+import shutil
 import tarfile
+import tempfile
 from collections import Counter
-from pathlib import PurePath
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path, PurePath
 
 import pytest
 import torch
@@ -163,3 +167,33 @@ def test_real_cifar10_as_a_folder_of_jpegs(train_images, test_images, real_data,
     assert train.images.shape == (10 * train_images, 3, 32, 32)
     assert torch.bincount(train.labels).tolist() == [train_images] * 10 and "airplane" in train.classes
     assert torch.bincount(test.labels).tolist() == [test_images] * 10
+
+
+@pytest.fixture
+def open_folder():
+    """Return a temporary folder that everybody can reach, and nobody else's umask closes."""
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-"))
+    folder.chmod(0o777)
+    yield folder
+    for path in folder.rglob("*"):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def problem(name, root):
+    try:
+        return prepare(name, root)
+    except UserError as told:
+        return str(told)
+
+
+def test_a_folder_that_may_not_be_read_is_named(open_folder):
+    closed = open_folder / "images/train/a"
+    closed.mkdir(parents=True)
+    (open_folder / "images/test/a").mkdir(parents=True)
+    closed.chmod(0)
+    # The system lets root read everything, so somebody else tries.
+    leave = {"initializer": os.setuid, "initargs": (65534,)} if os.getuid() == 0 else {}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), **leave) as somebody:
+        told = somebody.submit(problem, f"folder:{open_folder / 'images'}", open_folder / "data").result(30)
+    assert told == f"{closed} cannot be read (Permission denied): let yourself read it, or remove it"

@@ -8,12 +8,15 @@ import threading
 import psutil
 import pytest
 import torch
-from conftest import until
+from conftest import ROOT, until
 from programs import Program
 
 from utils.devices import physical_cores
 from utils.errors import UserError
 from utils.launch import RunError
+from utils.launch import processes as system
+from utils.launch.failures import explain_failure
+from utils.launch.rank_logs import RankLogs
 
 START = "import os, sys, time; rank = int(os.environ['RANK'])\n"
 JOIN = START + "import torch, torch.distributed as dist; dist.init_process_group('gloo')\n"
@@ -109,6 +112,39 @@ def test_a_stopped_run_leaves_no_process(manner, torchrun, script):
     assert run.state == "stopped"
     with pytest.raises(RunError, match="was stopped"):
         run.result()
+
+
+HELD = """
+import datetime
+import torch, torch.distributed as dist
+from utils.errors import one_line_errors
+with one_line_errors():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+    dist.barrier()
+    print(os.getpid(), flush=True)
+    while True:
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("environment", [{}, {"LOCKSTEP_COLD": "1"}], ids=["warm", "cold"])
+def test_a_rank_that_a_signal_holds_is_named_by_those_that_wait_for_it(environment, torchrun, script):
+    run = torchrun(script(START + HELD), processes=3, env=environment | {"PYTHONPATH": str(ROOT)})
+    until(lambda: all(run.log(rank).strip() for rank in range(3)), 60, "the group")
+    held = int(run.log(1).split()[0])
+    os.kill(held, signal.SIGSTOP)
+    told = f"Timed out waiting for rank 1 (process {held}): stopped from outside"
+    until(lambda: told in run.log(0) + run.log(2), 30, "the timeout")
+    system.kill(system.family(held))  # torchrun would wait for it for half a minute
+    with pytest.raises(RunError, match=rf"^the others waited in vain for rank 1 \(process {held}\): stopped"):
+        run.result(timeout=60)
+
+
+@pytest.mark.parametrize("number", ["7", "9" * 5_000], ids=["no such rank", "a number of 5,000 digits"])
+def test_a_script_that_says_so_itself_harms_nobody_who_explains_it(number):
+    logs = RankLogs(1)
+    logs.path(0).write_text(f"Timed out waiting for rank {number} " + "x" * 50_000)
+    assert len(explain_failure(logs, {0: 1})) < 25_000
 
 
 def test_a_run_that_takes_too_long_is_stopped_and_says_where_each_rank_was(torchrun, script):

@@ -7,8 +7,9 @@ import torch
 from conftest import ROOT, TINY, until
 from programs import Program, run_program
 
+from utils.errors import UserError
 from utils.launch import RunError
-from utils.runs import COLUMNS, folder_for, read_metrics, run_folder
+from utils.runs import COLUMNS, Record, folder_for, read_metrics, run_folder
 
 LAB = ROOT / "solutions/01_one_device.py"
 SCRIPT = ROOT / "solutions/03_ddp.py"
@@ -108,6 +109,21 @@ def test_folders_are_named_by_the_settings_that_are_no_default():
     }
     assert len(names) == 4 and "03_ddp-2x64-lr=0.2" in names
     assert all(len(name) < 200 and "/" not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("x" * 300, "File name too long; choose another folder with a shorter name"),
+        ("a file/run", "a file is a file; choose another folder"),
+    ],
+    ids=["300 letters", "below a file"],
+)
+def test_a_folder_that_cannot_be_is_named(folder, told, tmp_path):
+    (tmp_path / "a file").touch()
+    with pytest.raises(UserError) as error:
+        Record(tmp_path / folder, {}, world_size=1, effective_batch=1)
+    assert str(error.value).startswith(f"cannot write {tmp_path / folder}") and str(error.value).endswith(told)
 
 
 def test_other_arguments_get_another_folder():

@@ -14,6 +14,7 @@ LOST_PEER = re.compile(
     r"|Socket Timeout|Timed out waiting|NCCL communicator was aborted|ncclRemoteError",
     re.IGNORECASE,
 )
+HELD = re.compile(r"Timed out waiting for (rank (\d{1,6}) .*)")  # as one_line_errors says it, or a stranger's script
 TRACEBACK = "Traceback (most recent call last)"
 MOST_TEXT, MOST_LINE = 20_000, 500  # letters of what one rank printed that are told
 
@@ -28,6 +29,9 @@ def first_failure(logs, exits):
 
     ``logs`` are the run's ``RankLogs``; ``exits`` maps the failed ranks to exit codes, negative for a signal.
     """
+    for rank in exits:
+        if held := HELD.match(logs.last_line(rank)):
+            return int(held[2]), f"the others waited in vain for {held[1][:MOST_LINE]}"
     # A Python exception in a process with gloo's threads often ends in their abort; the exception counts.
     raised = {rank for rank, code in exits.items() if code == -signal.SIGABRT and TRACEBACK in logs.text(rank)}
     exits = exits | dict.fromkeys(raised, 1)
