@@ -35,7 +35,7 @@ setup: ## make .venv with everything in it and prepare the embedded dataset
 	@$(PY) -m uv pip install --quiet --python $(PY) --no-deps --editable .
 	@echo "$(WANTED)" > .venv/.ready
 
-test: setup ## check style, then test every property, with each notebook in a browser: some minutes
+test: setup ## check style, then test every property, with two notebooks in a browser: some minutes
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	@$(PY) -m nbstripout --verify notebooks/*.ipynb
 	@.venv/bin/actionlint -shellcheck= -pyflakes= .github/workflows/*.yml

@@ -172,13 +172,17 @@ FURTHER = {
     "01_one_device": (keeps_a_choice,),
     "07_momentum": (moves_a_figure_with_its_slider,),
 }
-CASES = [
-    pytest.param(name, act, id=f"{name} {act.__name__}")
-    for name in NOTEBOOKS
-    for act in (runs_from_top_to_bottom_without_an_error, *FURTHER.get(name, ()))
-]
+QUICK = {"00_start", "03_ddp"}  # the others from top to bottom: make test-all
 
 
-@pytest.mark.parametrize(("name", "act"), CASES)
+def cases():
+    for name in NOTEBOOKS:
+        for act in (runs_from_top_to_bottom_without_an_error, *FURTHER.get(name, ())):
+            is_slow = act is runs_from_top_to_bottom_without_an_error and name not in QUICK
+            marks = (pytest.mark.slow,) if is_slow else ()
+            yield pytest.param(name, act, marks=marks, id=f"{name} {act.__name__}")
+
+
+@pytest.mark.parametrize(("name", "act"), cases())
 def test_a_notebook(name, act, page, lab):
     act(page.open(name), lab)

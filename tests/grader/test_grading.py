@@ -110,6 +110,7 @@ def test_a_scorer_that_is_lost_is_replaced(grader, right_state):
     assert grade.verdict == FAIL and not grade.cause and grade.accuracy is not None
 
 
+@pytest.mark.slow
 def test_weights_that_end_every_scorer_are_no_fault_of_the_graders(grader, right_state):
     grader.scorer.close()
     grader.state, grader.losses = right_state, SCORERS
