@@ -128,7 +128,8 @@ with one_line_errors():
 
 
 @pytest.mark.parametrize(
-    "environment", [pytest.param({}, id="warm"), pytest.param({"LOCKSTEP_COLD": "1"}, id="cold", marks=pytest.mark.slow)]
+    "environment",
+    [pytest.param({}, id="warm"), pytest.param({"LOCKSTEP_COLD": "1"}, id="cold", marks=pytest.mark.slow)],
 )
 def test_a_rank_that_a_signal_holds_is_named_by_those_that_wait_for_it(environment, torchrun, script):
     run = torchrun(script(START + HELD), processes=3, env=environment | {"PYTHONPATH": str(ROOT)})
