@@ -44,6 +44,7 @@ def parse_args():
     add("--dataset", help="grade on this dataset, for which the assignment sets a target")
     add("--data-dir", type=Path, default=Path("data"), help="where prepared datasets lie")
     add("--again", nargs="+", default=[], metavar="LEARNER", help="grade these anew")
+    add("--gpus", action="store_true", help="let scripts train on this machine's GPUs, one submission after another")
     add(
         "--no-sandbox",
         action="store_true",

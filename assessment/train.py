@@ -85,6 +85,8 @@ def main():
             correct = (logits.argmax(dim=1) == labels).sum()
             sums += torch.stack([loss.detach().double() * len(labels), correct, correct.new_tensor(len(labels))])
 
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back
         epoch_time = time.perf_counter() - start
         loss_sum, correct, count = sums.tolist()
         training_time += epoch_time
@@ -110,4 +112,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/assessment.py, unchanged while this number fits: d4ca69028d1b
+# From solutions/assessment.py, unchanged while this number fits: 762e82134870

@@ -147,10 +147,13 @@ def main():
     )
     bfloat16 = devices.use_bfloat16(args.precision, device)
 
-    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))  # preparing may take longer than --timeout
+    # The others wait in torchrun's store: preparing may take longer than --timeout.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(hours=2))
+    prepared = f"prepared on node {os.environ['GROUP_RANK']}"
     if local_rank == 0:
         prepare(args.dataset, args.data_dir)
-    dist.barrier(patient)
+        store.set(prepared, "yes")
+    store.wait([prepared])
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
     if args.train_images:
         train = train.first(args.train_images)
@@ -204,6 +207,8 @@ def main():
             optimizer.step()
         combine_statistics(model, shares[rank], args.global_batch_size)
 
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # the GPU works behind the program's back; wait before reading the clock
         seconds = torch.tensor(time.perf_counter() - clock, dtype=torch.float64, device=device)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         dist.all_reduce(sums)

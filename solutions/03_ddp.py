@@ -63,12 +63,14 @@ def join_group(args):
 def read_data(args, local_rank):
     """Return training and test images, prepared by one process of each machine."""
     # step 3: prepare once per node
-    # One process of each machine prepares, the others wait at the barrier; then all read one file. They wait
-    # in a group of their own, because a download may take longer than --timeout.
-    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    # One process of each machine prepares, the others wait for it; then all read one file. They wait in torchrun's
+    # store, key by key, because a download may take longer than --timeout.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(hours=2))
+    prepared = f"prepared on node {os.environ['GROUP_RANK']}"
     if local_rank == 0:
         prepare(args.dataset, args.data_dir)
-    dist.barrier(patient)
+        store.set(prepared, "yes")
+    store.wait([prepared])
 
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
     if args.train_images:
@@ -120,7 +122,7 @@ def main():
 
     # step 6: wrap
     # The wrapper gives all ranks rank 0's weights and, while backward runs, averages their gradients.
-    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
 
     optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)

@@ -78,11 +78,13 @@ def main():
     gpu = device if backend == "nccl" else None
     dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=gpu)
 
-    # One process of each machine prepares; the others wait, in a group that has the patience for a download.
-    patient = dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+    # One process of each machine prepares; the others wait in torchrun's store, with patience for a download.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(hours=2))
+    prepared = f"prepared on node {os.environ['GROUP_RANK']}"
     if local_rank == 0:
         prepare(args.dataset, args.data_dir)
-    dist.barrier(patient)
+        store.set(prepared, "yes")
+    store.wait([prepared])
     bfloat16 = devices.use_bfloat16(args.precision, device)
     train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")
 
@@ -94,7 +96,7 @@ def main():
     torch.manual_seed(args.seed)
     channels, classes = train.images.shape[1], len(train.classes)
     model = models.build(task.model, channels, classes, dropout=args.dropout).to(device)
-    parallel = DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     torch.manual_seed(args.seed + rank)  # dropout and augmentation differ from share to share
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 

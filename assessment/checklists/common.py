@@ -1,5 +1,7 @@
 """What the checklists share: the usual trials, the order of causes, and what every lab from 03 on must keep."""
 
+from dataclasses import replace
+
 from assessment.checklists.lab import Item, Lab
 from assessment.laws import (
     accumulation,
@@ -21,7 +23,7 @@ from assessment.starters.difference import steps
 from assessment.trials.plan import Plan
 
 DOCS = "pytorch.org/docs/stable"
-TWO, THREE, COLD = "two processes", "three processes", "nothing prepared"
+TWO, THREE, COLD, AGAIN = "two processes", "three processes", "nothing prepared", "where an earlier run was"
 
 # Two machines with two processes each, on both of which the process that prepares the data is slow.
 COLD_START = Plan(
@@ -34,6 +36,8 @@ COLD_START = Plan(
     delays={"writing once:0": 1.5, "writing once:2": 1.5},
     is_calm=True,
 )
+# The same once more, in the folders that the first has left; its data have been removed.
+COLD_AGAIN = replace(COLD_START, name=AGAIN, reference=COLD, after=COLD)
 # A run whose accuracies go up and down is run again, and stopped by a target between them.
 STOPPED = {"target_accuracy": stopping.telling_target, "patience": "2"}
 # From cause to consequence: the first broken law is the one to look at.
@@ -56,7 +60,7 @@ ORDER = (
     optimizers.chooses_the_optimizer, optimizers.divides_by_the_layers_size, optimizers.takes_novograd_steps,
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
-    unwatched.is_the_same_unwatched, lockstep.trains_as_one_process,
+    unwatched.is_the_same_unwatched, unwatched.is_the_same_again, lockstep.trains_as_one_process,
     stopping.stops_together, stopping.says_what_it_reached,
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.counts_correct_answers, properties.reports_training_as_one_process,

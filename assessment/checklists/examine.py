@@ -63,7 +63,7 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
         if stage is None:
             stage = Stage(trial_data(lab.dataset), folder).keep(any(plan.is_cold for plan in lab.plans))
         own = Trials(server, script, stage, folder, lab.optional, lab.record_step in untouched)
-        for plan in lab.plans:
+        for plan in filter(own.is_due, lab.plans):
             trial = own.attempt(plan)
             if LOCKED in trial.outcome.failure and asked(joins, trial) and not own.apart:
                 own.apart = True  # all ranks keep the record: each in a folder of its own they show what else they do

@@ -1,8 +1,20 @@
 """Lab 03: DistributedDataParallel, in ten steps."""
 
-from assessment.checklists.common import COLD, COLD_START, DOCS, STOPPED, THREE, TWO, everywhere, lab, on_two_machines
+from assessment.checklists.common import (
+    AGAIN,
+    COLD,
+    COLD_AGAIN,
+    COLD_START,
+    DOCS,
+    STOPPED,
+    THREE,
+    TWO,
+    everywhere,
+    lab,
+    on_two_machines,
+)
 from assessment.checklists.lab import Item
-from assessment.laws import group, images, lockstep, properties, rates, records, stopping, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, stopping, unwatched, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -20,6 +32,7 @@ PLANS = (
         reference=TWO,
     ),
     COLD_START,
+    COLD_AGAIN,
     # Shares of the test set differ: by one rank's own accuracy the run would end long before the other's.
     Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, is_calm=True),
     Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 5}, STOPPED, reference=FREE, is_calm=True),
@@ -30,6 +43,7 @@ KEPT = Item(
     (
         *everywhere(validation.trains_in_training_mode, lockstep.trains_all_layers),
         (THREE, rates.ignores_the_processes),
+        (AGAIN, unwatched.is_the_same_again),
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
@@ -49,10 +63,10 @@ ITEMS = {
         "dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))",
     ),
     3: (
-        ((COLD, records.prepares_once), (COLD, records.waits_with_patience)),
+        ((COLD, records.prepares_once), (COLD, records.waits_with_patience), (AGAIN, records.prepares_once)),
         "one process of each machine prepares the data; the others must not go on before it is whole, so they wait"
-        f" at a barrier behind it ({DOCS}/distributed.html, barrier)",
-        "if local_rank == 0: prepare(...), then dist.barrier(patient) on every rank",
+        f" for a key that it sets in a store behind it ({DOCS}/distributed.html, TCPStore)",
+        "if local_rank == 0: prepare(...), then store.set(key, ...); on every rank store.wait([key])",
     ),
     4: (
         (
@@ -70,7 +84,8 @@ ITEMS = {
     ),
     5: (
         everywhere(images.orders_change, images.shares_change),
-        "the sampler shuffles by seed + epoch, and does not know the epoch by itself"
+        "the sampler shuffles by seed + epoch, and does not know the epoch by itself; a seed of torch's counts by its"
+        " lowest 32 bits"
         f" ({DOCS}/data.html, DistributedSampler.set_epoch)",
         "sampler.set_epoch(epoch) at the head of each epoch",
     ),
@@ -80,6 +95,7 @@ ITEMS = {
             *on_two_machines(lockstep.averages, lockstep.stays_in_lockstep),
             (TWO, lockstep.trains_as_one_process),
             (TWO, lockstep.draws_apart),
+            (COLD, lockstep.draws_apart),
             (THREE, properties.learns),
         ),
         "equal weights and equal gradients keep the ranks equal: the wrapper sends rank 0's weights to all at the"

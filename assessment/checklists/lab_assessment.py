@@ -1,6 +1,17 @@
 """The assignment: a data-parallel script of the learner's own, and what each part of it is worth."""
 
-from assessment.checklists.common import COLD, COLD_START, DOCS, STOPPED, THREE, TWO, everywhere, on_two_machines
+from assessment.checklists.common import (
+    AGAIN,
+    COLD,
+    COLD_AGAIN,
+    COLD_START,
+    DOCS,
+    STOPPED,
+    THREE,
+    TWO,
+    everywhere,
+    on_two_machines,
+)
 from assessment.checklists.lab import Item, Lab
 from assessment.laws import group, images, lockstep, properties, rates, records, stopping, timing, unwatched, validation
 from assessment.task import assignment
@@ -13,6 +24,7 @@ PLANS = (
     Plan(TWO, 2, FIRST),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}, delays={"evaluation:0": 0.3}, reference=TWO),
     COLD_START,
+    COLD_AGAIN,
     Plan(UNWATCHED, 2, FIRST, reference=TWO, is_watched=False),
     Plan(FREE, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, is_calm=True),
     Plan(STOPS, 2, {"epochs": 8, "batch_size": 16, "seed": 7}, STOPPED, reference=FREE, is_calm=True),
@@ -22,7 +34,11 @@ ITEMS = (
     Item(
         1,
         "all processes form one group",
-        (*everywhere(group.knows_its_rank, group.joins, group.waits_for_what_it_starts), (COLD, records.prepares_once)),
+        (
+            *everywhere(group.knows_its_rank, group.joins, group.waits_for_what_it_starts),
+            (COLD, records.prepares_once),
+            (AGAIN, records.prepares_once),
+        ),
         "torchrun starts the file once for each rank; all join one group, and one process of each machine prepares"
         f" the data while the others wait ({DOCS}/distributed.html)",
         "dist.init_process_group(...), prepare(...) on local rank 0, dist.barrier() on every rank",
@@ -132,11 +148,17 @@ ITEMS = (
     ),
     Item(
         7,
-        "the same when nobody watches",
-        ((UNWATCHED, unwatched.is_the_same_unwatched),),
+        "the same when nobody watches, and whatever an earlier run has left",
+        ((UNWATCHED, unwatched.is_the_same_unwatched), (AGAIN, unwatched.is_the_same_again)),
         "the run was repeated without the recorder, with the same settings and seed: it must give the same weights",
         "torch.manual_seed(args.seed) before the network is built, and nothing that depends on who watches",
         points=5,
+        own={
+            unwatched.is_the_same_again: (
+                "who runs a script twice expects the same twice: a run goes on from another only where it is asked",
+                "begin with models.build(...) alone, and write model.pt without reading it",
+            ),
+        },
     ),
 )  # fmt: skip
 

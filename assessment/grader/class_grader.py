@@ -17,7 +17,9 @@ from assessment.checklists import checklist
 from assessment.grader import gradebook
 from assessment.grader.exam import keep_exams
 from assessment.grader.feedback import write_feedback
+from assessment.grader.gpus import gpu_devices
 from assessment.grader.marks import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
+from assessment.grader.room import room as own_room
 from assessment.grader.sandbox import Limits
 from assessment.pace import budget_s, longest_s
 from assessment.trials.conversation import Conversation, LostError
@@ -27,7 +29,7 @@ from utils.files import written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
 MOST_TRIES = 2  # of a submission at which the grader itself failed, unless it is asked for by name
-RECIPE = 4  # a higher number makes everything be graded anew
+RECIPE = 5  # a higher number makes everything be graded anew
 
 
 class ClassGrader:
@@ -36,6 +38,7 @@ class ClassGrader:
     def __init__(self, args, task, kind):
         self.args, self.task, self.kind = args, task, kind
         self.limits = Limits(**task.limits)
+        self.devices = gpu_devices(task.processes) if args.gpus else ()
         self.lab = checklist("assessment")
         self.kept = args.out / ".kept"
         self.kept.mkdir(exist_ok=True)
@@ -63,14 +66,15 @@ class ClassGrader:
         return grades
 
     def _grade_all(self, waiting, total, done, digests):
-        jobs = self.args.jobs or max(1, physical_cores() // self.task.processes)
-        with tempfile.TemporaryDirectory(prefix="lockstep-grade-", ignore_cleanup_errors=True) as room:
-            room = Path(room)
+        # GPUs are not shared out: each submission finds all of them.
+        jobs = 1 if self.devices else self.args.jobs or max(1, physical_cores() // self.task.processes)
+        with own_room() as room:
             Stage(trial_data(self.lab.dataset), room / "stage").keep()
             keep_exams(self.task, self.args.data_dir, room, self._secret())
             config = json.loads(self.args.config.read_text(encoding="utf-8")) | {"dataset": self.task.dataset}
             (room / "config.json").write_text(json.dumps(config), encoding="utf-8")
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
+            asked["devices"] = self.devices
             asked["budget_s"] = budget_s(self.task)  # measured once, so that all are graded alike
             asked["longest_s"] = self.limits.wall_s + 2 * longest_s(asked["budget_s"]) + GRACE_S
             asked |= {"dataset": self.task.dataset, "config": str(room / "config.json")}
@@ -93,7 +97,8 @@ class ClassGrader:
 
     def _digest(self, one):
         """Return what tells whether a grade that is kept is one of this script, for this assignment."""
-        facts = [RECIPE, vars(self.task), asdict(self.limits), one.problem, hashlib.sha256(one.script).hexdigest()]
+        script = hashlib.sha256(one.script).hexdigest()
+        facts = [RECIPE, bool(self.devices), vars(self.task), asdict(self.limits), one.problem, script]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _kept(self, one, digest):

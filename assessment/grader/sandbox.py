@@ -69,6 +69,7 @@ class Sandbox:
     limits: Limits
     readable: tuple = ()
     replaced: tuple = ()
+    devices: tuple = ()  # device files that it may use beside those that every program needs
 
     def wrap(self, command):
         """Return ``command`` as one that runs in this sandbox."""
@@ -136,6 +137,8 @@ class Sandbox:
             options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work)]
         for source, place in self.replaced:
             options += ["--ro-bind", str(source), str(place)]
+        for place in self.devices:
+            options += [*_parents(place, made), "--dev-bind", place, place]
         options += ["--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"]
         for name, value in self._environment().items():
             options += ["--setenv", name, value]
@@ -146,6 +149,7 @@ class Sandbox:
             "readable": self._places(),
             "work": self.work and str(self.work),
             "replaced": [[str(one) for one in pair] for pair in (("/dev/null", MASKED), *self.replaced)],
+            "devices": self.devices,
             "command": command,
             "environment": self._environment(),
         }

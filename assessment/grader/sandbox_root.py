@@ -38,13 +38,21 @@ def put(place, root, read_only=True):
         mount("-o", "remount,bind,ro,nosuid", target)
 
 
+def unused(needed):
+    """Return a folder of the machine above none of ``needed``: a mount upon it is gone with the namespace."""
+    for folder in ("/mnt", "/media", "/srv", "/opt", "/home"):
+        if os.path.isdir(folder) and not any(f"{place}/".startswith(f"{folder}/") for place in needed):
+            return folder
+    return tempfile.mkdtemp()  # an empty one, which stays
+
+
 def main():
     plan = json.loads(sys.argv[1])
     os.umask(0o022)
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP))
     socket.sethostname("localhost")
-    root = tempfile.mkdtemp()  # the mounts upon it are gone with the namespace
+    root = unused([*plan["readable"], plan["work"] or "", *(source for source, _ in plan["replaced"])])
     mount("--make-rprivate", "/")
     mount("-t", "tmpfs", "-o", "size=16m,mode=755", "tmpfs", root)
     for folder in ("/proc", "/dev/shm", "/tmp"):
@@ -52,8 +60,8 @@ def main():
     mount("-t", "proc", "proc", root + "/proc")
     for folder in ("/dev/shm", "/tmp"):
         mount("-t", "tmpfs", "-o", "size=256m,mode=1777", "tmpfs", root + folder)
-    for device in DEVICES:
-        put(f"/dev/{device}", root, read_only=False)
+    for place in (*(f"/dev/{name}" for name in DEVICES), *plan["devices"]):
+        put(place, root, read_only=False)
     for place in plan["readable"]:
         put(place, root)
     for source, place in plan["replaced"]:

@@ -20,6 +20,7 @@ from assessment.checklists import checklist
 from assessment.checklists.common import ORDER
 from assessment.checklists.examine import examine
 from assessment.grader.compiling import MOST_MB, MOST_S
+from assessment.grader.control_group import control_group
 from assessment.grader.exam import given_name
 from assessment.grader.marks import (
     FAIL,
@@ -74,10 +75,12 @@ class Training:
 class Grader:
     """Grades submissions of one assignment with the data in the folder ``room``, in sandboxes of one ``kind``.
 
-    ``budget_s`` is how many seconds a training may take on this machine.
+    ``budget_s`` is how many seconds a training may take on this machine, ``devices`` are those of the GPUs that
+    scripts may train on.
     """
 
-    def __init__(self, room, task, kind, limits, budget_s):
+    def __init__(self, room, task, kind, limits, budget_s, devices=()):
+        self.devices = tuple(devices)
         self.room, self.task, self.kind, self.limits, self.budget_s = Path(room), task, kind, limits, budget_s
         self.lab = checklist("assessment")
         self.stage = Stage(trial_data(self.lab.dataset), self.room / "stage")
@@ -126,13 +129,14 @@ class Grader:
     def _watched(self, limits, script, *readable):
         """Yield a server in a sandbox of its own, under watch; nothing of it stays."""
         server = self._server(limits, (script.parent, *readable), lambda: self._watched(limits, script, *readable))
-        try:
-            begun(server)
-            with Watch(server, limits):
-                yield server
-        finally:
-            server.close()
-            remove(server.work)
+        with control_group(limits.memory_mb * MEGABYTE) as group:
+            try:
+                begun(server)
+                with Watch(server, limits, group):
+                    yield server
+            finally:
+                server.close()
+                remove(server.work)
 
     def _train(self, grade, script, unknown):
         """Let the script train as the assignment asks, and then on renamed classes; mark both runs."""
@@ -169,8 +173,10 @@ class Grader:
         argv = [script, "--dataset", given_name(self.task), "--data-dir", exam / "data", "--run-dir", folder / "run"]
         for name, value in (flags | {"seed": 0}).items():
             argv += [] if name in unknown else [f"--{name.replace('_', '-')}", value]
-        counting = {"LOCKSTEP_COUNTS": str(folder)}
-        ranks = ForkedRanks(server, argv, self.task.processes, CALM_ENVIRONMENT | counting, folder)
+        environment = CALM_ENVIRONMENT | {"LOCKSTEP_COUNTS": str(folder)}
+        if self.devices:
+            del environment["CUDA_VISIBLE_DEVICES"]  # which hides them
+        ranks = ForkedRanks(server, argv, self.task.processes, environment, folder)
         try:
             is_over = ranks.wait(limit, Idle(server, IDLE_S))
         finally:
@@ -220,7 +226,8 @@ class Grader:
         work = Path(tempfile.mkdtemp(prefix="work-", dir=self.room))
         work.chmod(0o755)
         replaced = ((self.room / "config.json", CONFIG),)  # what the script is told is what it is graded by
-        return ForkServer(Sandbox(self.kind, work, limits, readable, replaced).wrap, work, another)
+        sandbox = Sandbox(self.kind, work, limits, readable, replaced, self.devices)
+        return ForkServer(sandbox.wrap, work, another)
 
     def close(self):
         self.scorer.close()
@@ -283,7 +290,7 @@ def main():
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, most))  # what a stranger left may be made to be large
     task = assignment(asked["dataset"], asked["config"])
-    grader = Grader(asked["room"], task, asked["kind"], Limits(**asked["limits"]), asked["budget_s"])
+    grader = Grader(asked["room"], task, asked["kind"], Limits(**asked["limits"]), asked["budget_s"], asked["devices"])
     answering(lambda order, _answers: grader.grade(**order).kept())
 
 

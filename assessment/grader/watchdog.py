@@ -1,8 +1,9 @@
 """What all processes of a sandbox take together: memory, disk, files and output, limited by a watch.
 
-Counted are also what has no name: memory files, and files that are open and deleted. Not seen are those that nobody
-holds open: in flight between two processes, or mapped and closed. For those the machine's own memory and disk are
-watched.
+Memory is counted by the kernel where it lets us have a control group; elsewhere, and the disk always, by looking at
+processes and folders. Counted are then also what has no name: memory files, and files that are open and deleted. Not
+seen are those that nobody holds open: in flight between two processes, or mapped and closed. For those the machine's
+own memory and disk are watched.
 """
 
 import os
@@ -14,26 +15,37 @@ from contextlib import suppress
 import psutil
 
 from assessment.grader.sandbox import MEGABYTE
+from assessment.trials.conversation import LostError
 
 POLL_S, MOST_FILES, DEEPEST = 0.25, 20_000, 50
 SPARE_MB = 500  # what the machine keeps of its memory and its disk
 
 
 class Watch:
-    """While it is open, stop ``server`` where its processes together take more than ``limits`` allow."""
+    """While it is open, stop ``server`` where its processes together take more than ``limits`` allow.
 
-    def __init__(self, server, limits):
-        self.server, self.limits = server, limits
+    ``group`` is the ``ControlGroup`` that counts their memory, None where there is none.
+    """
+
+    def __init__(self, server, limits, group=None):
+        self.server, self.limits, self.group = server, limits, group
         self._began, self._over = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self):
+        if self.group:  # before anything of a script's has begun
+            self.group.take(one.pid for one in self.server.members())
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, _kind, problem, _traceback):
         self._over.set()
         self._thread.join()
+        if isinstance(problem, LostError) and self.group and self.group.has_refused:
+            raise LostError(self._much_memory()) from problem  # the kernel was quicker than the watch
+
+    def _much_memory(self):
+        return f"its processes took more than {self.limits.memory_mb:,} MB of memory"
 
     def _look(self):
         while not self._over.wait(POLL_S):
@@ -54,11 +66,15 @@ class Watch:
         if _sum(members, lambda one: one.num_threads()) > 0.9 * limits.processes:  # the system refuses at the limit
             return f"it started more than {0.9 * limits.processes:.0f} processes and threads"
         most, work = limits.memory_mb * MEGABYTE, self.server.work
+        if self.group:
+            self.group.take(one.pid for one in members)
+            if self.group.has_refused:
+                return self._much_memory()
         in_memory, on_disk = _nameless(members, work)
         # Pages that forked processes share are counted once; reading that takes longer, so only in doubt.
         is_much = _sum(members, lambda one: one.memory_info().rss) + in_memory > most
         if is_much and _sum(members, _own_memory) + in_memory > most:
-            return f"its processes took more than {limits.memory_mb:,} MB of memory"
+            return self._much_memory()
         if min(psutil.virtual_memory().available, shutil.disk_usage(work).free) < SPARE_MB * MEGABYTE:
             return f"it left this machine less than {SPARE_MB} MB of memory or disk"
         files, taken, printed, depth = _taken(work)

@@ -4,6 +4,7 @@ from assessment.laws.gradients import CERTAIN, CLIPPED, are_means, gradients_are
 from assessment.laws.group import is_left_behind
 from assessment.laws.properties import begins_near_one_process, ends_as_one_process, moves
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
+from assessment.recorder.sketch import UNNAMED
 
 OTHERS_OF_ITS_SHARE = (
     "one process with the undivided batch ends with weights a little different: what an image counts depends on the"
@@ -57,7 +58,8 @@ def stays_in_lockstep(trial):
     """The weights of all ranks are the same at every training step.
 
     Compared are sketches of all weights at each training pass, and where they are judged, within ``EQUAL`` (1e-4 of
-    the size of each): sums taken in another order differ by less. Not seen: moments of optimizers, until they move
+    the size of each): sums taken in another order differ by less. What an optimizer holds beside the network (a
+    temperature of the loss) is compared behind each step. Not seen: moments of optimizers, until they move
     weights; shards, which are held against one process.
     """
     rounds = trial.evidence.rounds
@@ -67,6 +69,13 @@ def stays_in_lockstep(trial):
         apart = differing_seen([step.seen for step in steps])
         if apart:
             return broken(f"at step {number} the weights of the ranks have come apart: {listed(apart)}", steps[0].line)
+        beside = differing_seen([outside_the_network(step) for step in steps])
+        if beside:
+            return broken(
+                f"after step {number} the ranks differ in what is learned outside the network: {listed(beside)}; nobody"
+                " averages its gradient",
+                steps[0].line,
+            )
     judged = [rank.evaluations for rank in trial.evidence.ranks if rank.evaluations]
     for evaluations in zip(*judged, strict=False):
         apart = differing_seen([one.weights for one in evaluations])
@@ -74,6 +83,11 @@ def stays_in_lockstep(trial):
             after = f"after step {evaluations[0].after}"
             return broken(f"{after} the weights of the ranks have come apart: {listed(apart)}", evaluations[0].line)
     return HOLDS if any(step.seen for step in rounds[0]) else ends_as_one_process(trial)
+
+
+def outside_the_network(step):
+    """Return the sketches of what a step moved and this rank's loss depends on, and the network does not hold."""
+    return {name: one for name, one in step.after.items() if name.startswith(UNNAMED) and step.local.get(name)}
 
 
 def differing_seen(sketches):
@@ -136,18 +150,24 @@ def trains_as_one_process(trial):
 def draws_apart(trial):
     """Each rank draws numbers of its own while it trains, so that dropout leaves out others in every share.
 
-    Seen is the state of torch's generator of the CPU at the first training pass. Where nothing is drawn from it (a
+    Seen is the state of torch's generator of the CPU at the first training pass, of any two ranks: those that have the
+    same number on two machines are two as well. Where nothing is drawn from it (a
     generator of its own for each layer, no dropout) the states say nothing, and may be alike. Not seen: later draws.
     """
     first = [next((one for one in rank.named("forward") if one["teaches"]), None) for rank in trial.evidence.ranks]
     if not all(first):
         return unseen("not every rank trained")
-    if len(first) > 1 and len({one["generator"] for one in first}) == 1:
-        return broken(
-            "all ranks begin training with the same random numbers, so dropout leaves out the same in every share",
-            first[0]["line"],
-        )
-    return HOLDS
+    alike = {}
+    for rank, one in enumerate(first):
+        alike.setdefault(one["generator"], []).append(rank)
+    together = max(alike.values(), key=len)
+    if len(together) < 2:
+        return HOLDS
+    who = "all ranks" if len(together) == len(first) else f"ranks {listed(together)}"
+    return broken(
+        f"{who} begin training with the same random numbers, so dropout leaves out the same in every share of theirs",
+        first[0]["line"],
+    )
 
 
 def takes_the_same_images(evidence):

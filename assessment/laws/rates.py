@@ -53,20 +53,23 @@ def taken(trial):
 def follows_the_batch(trial):
     """The rate is the base rate times the rule of the factor: effective batch / reference batch.
 
-    Within ``EXACT`` (1e-4), in the first step. Assumes an optimizer of torch's, whose ``lr`` is the rate. Not seen:
-    a rate that is multiplied in elsewhere.
+    Within ``EXACT`` (1e-4), in the first step, for every group of parameters. Assumes an optimizer of torch's, whose
+    ``lr`` is the rate. Not seen: a rate that is multiplied in elsewhere.
     """
     if not trial.evidence.rounds or not taken(trial):
         return unseen(NO_RATE)
     if not effective_batch(trial):
         return unseen(NO_IMAGES)
-    (rate, factor), first = full_rate(trial), taken(trial)[0]
-    if abs(first / rate - 1) < EXACT:
+    rate, factor = full_rate(trial)
+    groups = trial.evidence.ranks[0].steps[0].rates
+    first = next((one for one in groups if abs(one / rate - 1) >= EXACT), None)
+    if first is None:
         return HOLDS
     rule = choice(trial, "lr_scaling", "none")
     return broken(
         f"--lr-scaling {rule}, --base-lr {flag(trial, 'base_lr', 0.05):g}: a step takes {effective_batch(trial)}"
-        f" images, {factor:g} times the reference, so the rate is {rate:.4g}; the script takes {first:.4g}",
+        f" images, {factor:g} times the reference, so the rate is {rate:.4g}; the script takes"
+        f" {first:.4g}{of_group(groups, first)}",
         stepping_line(trial, 0),
     )
 
@@ -91,8 +94,8 @@ def knows_the_factor(trial):
 def rates_follow_the_plan(trial):
     """Every step has the rate that scaling, warm-up and decay give it.
 
-    Within 1e-3 in every step, warm-up counted in steps of the loader. Not seen: a rate that is multiplied in
-    elsewhere.
+    Within 1e-3 in every step, for every group of parameters, warm-up counted in steps of the loader. Not seen: a rate
+    that is multiplied in elsewhere.
     """
     rates = taken(trial)
     if not rates or not trial.evidence.rounds:
@@ -100,14 +103,21 @@ def rates_follow_the_plan(trial):
     if not effective_batch(trial):
         return unseen(NO_IMAGES)
     wanted = wanted_rates(trial, len(rates))
-    off = [at for at, (one, other) in enumerate(zip(rates, wanted, strict=True)) if abs(one / other - 1) > 1e-3]
-    if not off:
+    groups = [step.rates for step in trial.evidence.ranks[0].steps if step.rates]
+    off = ((at, one) for at, own in enumerate(groups) for one in own if abs(one / wanted[at] - 1) > 1e-3)
+    at, rate = next(off, (None, None))
+    if at is None:
         return HOLDS
-    at = off[0]
     return broken(
-        f"the rate of step {at + 1} is {rates[at]:.4g}; the settings ask for {wanted[at]:.4g}{guessed(trial, rates)}",
+        f"the rate of step {at + 1} is {rate:.4g}{of_group(groups[at], rate)}; the settings ask for {wanted[at]:.4g}"
+        f"{guessed(trial, rates)}",
         stepping_line(trial, at),
     )
+
+
+def of_group(rates, rate):
+    """Say which of several groups of parameters has ``rate``."""
+    return f" for group {rates.index(rate) + 1} of {len(rates)} of its parameters" if len(rates) > 1 else ""
 
 
 def stepping_line(trial, number):

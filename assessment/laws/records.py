@@ -46,10 +46,13 @@ def one_rank_prints(trial):
 def one_rank_writes(trial):
     """Only one rank keeps the record of the run; files of their own, as parts of a checkpoint, all may write.
 
-    Seen are files opened for writing below the run's folder, or beside it under a name that begins like it. Not
-    seen: what a program writes that the script starts.
+    Seen are files opened for writing below the run's folder, or beside it under a name that begins like it.
+    Where ranks that all keep a record were each given a folder of its own, all these are the run's. Not seen: what a
+    program writes that the script starts.
     """
     folder, ranks = str(trial.artifacts.folder), trial.evidence.ranks
+    if trial.run.apart:  # every rank was given a folder of its own: run-0, run-1
+        folder = folder.removesuffix("0")
     written = [[one for one in rank.named("write") if one["path"].startswith(folder)] for rank in ranks]
     if not any(written):
         return unseen("nothing was written")
@@ -247,29 +250,31 @@ def prepares_once(trial):
         why = trial.outcome.failure.strip().splitlines() or [""]
         if all(by_machine) and trial.outcome.state == "failed" and UNPREPARED not in trial.outcome.failure:
             return unseen("the run ended for another reason")
+        where = ", in the folders that an earlier run has left," if run.earlier else ","
         return broken(
-            "with no prepared data and the rank that prepares it slow, the run ends:"
+            f"with no prepared data and the rank that prepares it slow{where} the run ends:"
             f" {why[-1][:160] or trial.outcome.state}"
         )
     return HOLDS if writing else unseen("no rank prepared the dataset")
 
 
 def waits_with_patience(trial):
-    """Who waits at a barrier for the data waits in a group that gives up later than ``--timeout`` says.
+    """Who waits for the data, at a barrier or in a store, gives up later than ``--timeout`` says.
 
-    Judged is the barrier at which a rank stands when the one that was made slow to write goes on. Not seen: patience
-    of other ways to wait (a store, a loop), which have limits of their own.
+    Judged is where a rank stands when the one that was made slow to write goes on. Not seen: patience of other ways
+    to wait (a loop), which have limits of their own.
     """
     slow = [one["time"] for rank in trial.evidence.ranks for one in rank.named("delayed") if one["what"] == "writing"]
     for rank in trial.evidence.ranks:
-        entered = [one for one in rank.named("collective") if slow and one["time"] < min(slow)]
+        calls = sorted(rank.named("collective") + rank.named("waits in a store"), key=lambda one: one["time"])
+        entered = [one for one in calls if slow and one["time"] < min(slow)]
         groups = rank.named("group")
-        if not entered or not groups or entered[-1]["name"] != "barrier":
+        if not entered or not groups or entered[-1].get("name", "barrier") != "barrier":
             continue
         patience, usual = entered[-1].get("patience_s"), groups[0].get("timeout_s")
         if patience and usual and patience <= usual:
             return broken(
-                f"rank {rank.number} waits for the data in a group that gives up after {patience:g} s, and a download"
+                f"rank {rank.number} waits for the data with a patience that ends after {patience:g} s, and a download"
                 " may take longer",
                 entered[-1]["line"],
             )

@@ -1,4 +1,4 @@
-"""The law that being watched changes nothing."""
+"""The laws that nothing but its settings changes a run: not being watched, and not what an earlier run has left."""
 
 from assessment.laws.validation import saved_weights
 from assessment.laws.verdict import HOLDS, Verdict, broken, unseen
@@ -22,15 +22,38 @@ def is_the_same_unwatched(trial):
         return unseen("there are no two runs to compare")
     if not any(rank.steps for rank in watched.evidence.ranks):
         return unseen("no rank trained")
-    one, other = saved_weights(watched), saved_weights(trial)
+    return _ends_alike(
+        trial,
+        "the run that was not watched",
+        "under the recorder: the script depends on something else than its settings and its seed",
+    )
+
+
+def is_the_same_again(trial):
+    """A run in the folders that an earlier one with the same settings has left ends with the weights of that one.
+
+    Within ``SAME`` (1e-4 of the size of all weights). Nobody has asked it to go on from the other. Not seen: what lies
+    elsewhere than in the folders of the data and of the record.
+    """
+    first = trial.reference
+    if first is None or first.outcome.state != "finished":
+        return unseen("there are no two runs to compare")
+    if trial.outcome.state != "finished":  # for a reason that another law tells
+        return Verdict(True, "whether a second run in the same folders ends alike was not judged: it ended early")
+    return _ends_alike(
+        trial,
+        "the second run in the same folders",
+        "in a folder that was empty: the script takes up what an earlier run has left there, and nobody asked it to",
+    )
+
+
+def _ends_alike(trial, other_run, where):
+    one, other = saved_weights(trial.reference), saved_weights(trial)
     if isinstance(one, Verdict) or isinstance(other, Verdict):
         return unseen("there are no saved weights to compare")
     if set(one.names) != set(other.names) or one.sketches.keys() != other.sketches.keys():
-        return broken("the run that was not watched saved another network")
+        return broken(f"{other_run} saved another network")
     apart = distance(other.sketches, one.sketches)
     if apart <= SAME:
         return HOLDS
-    return broken(
-        f"the weights differ by {100 * apart:.2g} % from those of the same run under the recorder: the script"
-        " depends on something else than its settings and its seed"
-    )
+    return broken(f"the weights differ by {100 * apart:.2g} % from those of the same run {where}")

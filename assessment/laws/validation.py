@@ -6,8 +6,7 @@ import torch
 
 from assessment.laws.lockstep import differing
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, percent, unseen
-from assessment.recorder.sketch import sketch
-from assessment.recorder.training import UNNAMED
+from assessment.recorder.sketch import UNNAMED, sketch
 
 PREFIXES = ("module.", "_orig_mod.")
 MOST_TEXT = 100_000  # characters of a text that is searched

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 DIRECTIONS = 4
+UNNAMED = "unnamed parameter"  # what a parameter that an optimizer holds and no network has is called, with a number
 KEPT = 4_000_000  # numbers in the largest tensor whose directions are kept
 randn = torch.randn  # as it is: what a script draws may be settled
 

@@ -12,9 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from assessment.recorder.events import announce
 from assessment.recorder.networks import Seen, is_plain, quiet, watch_networks
-from assessment.recorder.sketch import sketch
-
-UNNAMED = "unnamed parameter"  # what a parameter that an optimizer holds and no network has is called, with a number
+from assessment.recorder.sketch import UNNAMED, sketch
 
 
 def watch(recorder):

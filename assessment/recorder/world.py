@@ -33,6 +33,7 @@ def watch(recorder):
     """Begin to watch ranks, collectives, output and files."""
     watch_environment(recorder)
     watch_collectives(recorder, watch_waiting(recorder))
+    watch_stores(recorder)
     watch_output(recorder)
     watch_files(recorder)
     wake_sleepers(recorder)
@@ -126,6 +127,19 @@ def watch_collectives(recorder, begun):
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group
+
+
+def watch_stores(recorder):
+    """Write down for which seconds a script waits for a key in a store of its own."""
+    wait = dist.TCPStore.wait
+
+    def waited(store, keys, timeout=None):
+        if os.path.abspath(sys._getframe(1).f_code.co_filename) == recorder.script:
+            patience = (timeout or store.timeout).total_seconds()
+            recorder.note("waits in a store", patience_s=patience, line=recorder.place())
+        return wait(store, keys) if timeout is None else wait(store, keys, timeout)
+
+    dist.TCPStore.wait = waited
 
 
 def patience_s(group):

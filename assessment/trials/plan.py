@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from assessment.trials import trial as trials
+from assessment.trials.salvage import remove
+from utils.data.datasets import source
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Plan:
     machines: int = 1
     delays: dict = field(default_factory=dict)
     reference: str | None = None  # the earlier trial that this one is compared with
+    after: str | None = None  # the earlier trial that finished, in whose folders this one runs; its data are gone
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # with nothing in the network that looks at one share alone (recorder/calm.py)
     probe: str = ""  # the script's functions are called, and it is not run (recorder/probes.py)
@@ -34,6 +37,10 @@ class Trials:
         self.server, self.script, self.stage, self.folder = server, script, stage, folder
         self.optional, self.apart = optional, apart
         self.unknown, self.done = set(), {}
+
+    def is_due(self, plan):
+        """Say whether ``plan`` can be run: where it goes on in the folders of another, that must have finished."""
+        return plan.after is None or (plan.after in self.done and self.done[plan.after].outcome.state == "finished")
 
     def attempt(self, plan):
         """Run ``plan`` and return its ``Trial``, compared with the ``reference`` that has been run before."""
@@ -75,8 +82,10 @@ class Trials:
             is_calm=plan.is_calm,
             machines=plan.machines,
             probe=plan.probe,
+            earlier=self.done[plan.after].artifacts.folder if plan.after else None,
         )
         for place in run.data_dirs if plan.is_cold else ():
             place.mkdir(exist_ok=True)
             server.open_to_ranks(place)
+            remove(place / source(dataset).file)
         return trials.attempt(server, run, folder)

@@ -72,7 +72,11 @@ def salted_hash():
     if os.environ.get("PYTHONHASHSEED", "random") != "random":
         return hash
     salt = random.getrandbits(60)
-    return lambda value: hash(value) ^ salt if isinstance(value, (str, bytes)) else hash(value)
+
+    def has_text(value):
+        return any(map(has_text, value)) if isinstance(value, tuple) else isinstance(value, (str, bytes))
+
+    return lambda value: hash(value) ^ salt if has_text(value) else hash(value)
 
 
 def belong_to(parent):

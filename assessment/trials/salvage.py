@@ -28,7 +28,7 @@ def salvage(root, folder, most_bytes):
     was made, or holds too much.
     """
     root, folder = Path(root), Path(folder)
-    copy = Path(tempfile.mkdtemp(prefix="salvaged-"))
+    copy = Path(tempfile.mkdtemp(prefix="salvaged-", dir=root.parent))
     try:
         at = os.open(root, FOLDER)
         for part in folder.relative_to(root).parts:

@@ -8,6 +8,7 @@ compiler may be at work for long). No process stays behind.
 import json
 import os
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -56,6 +57,7 @@ class Run:
     is_calm: bool = False  # the network as recorder/calm.py has it
     probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
     machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
+    earlier: Path | None = None  # the folder of the record of a run that it finds in its own
     prepared: Path | None = None  # where ``data`` lies, out of the script's reach
 
     @property
@@ -102,6 +104,8 @@ def attempt(server, run, folder):
     """Let ``server`` fork off the ranks of ``run``, with what they leave in ``folder``, and return the ``Trial``."""
     evidence = trial_folder(server, folder)
     run_dir = evidence / ("run-0" if run.apart else "run")
+    if run.earlier:
+        _lay_out(server, run.earlier, evidence)
     argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
     beside = _beside(evidence, [*run.data_dirs, run_dir], run.delays) if run.is_watched else {}
     beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
@@ -123,6 +127,16 @@ def attempt(server, run, folder):
     )
     told = partial(_saved, server, run, run_dir) if server.is_wrapped else None
     return Trial(run, outcome, _evidence(evidence, run, outcome), Artifacts(run_dir, run.data, told))
+
+
+def _lay_out(server, earlier, folder):
+    """Copy the records that an earlier run left beside and in ``earlier`` to ``folder``, for ranks to write there."""
+    for place in earlier.parent.glob(f"{earlier.name.removesuffix('-0')}*"):
+        with suppress(OSError, shutil.Error):  # a pipe, say: of a learner's own; strangers' files are plain by now
+            shutil.copytree(place, folder / place.name, symlinks=True)
+        for path in (folder / place.name, *(folder / place.name).rglob("*")):
+            if not path.is_symlink():
+                server.open_to_ranks(path)
 
 
 def _saved(server, run, run_dir):

@@ -68,7 +68,7 @@ def test_a_step_opens_where_it_is_worked_through_or_done_and_can_be_unfolded(tmp
     told = shown(tmp_path, monkeypatch, [5], 3, 4, 5, worked=3)
     text = told["text/plain"]
     assert text.startswith("Step 3: prepare once per node (in read_data())") and "Step 6" not in text
-    assert "+ dist.barrier(patient)" in text and "- prepare(" in text and "+ sampler.set_epoch" in text
+    assert "+ store.wait([prepared])" in text and "- prepare(" in text and "+ sampler.set_epoch" in text
     assert "DistributedSampler(" not in text
     three, four, five = told["text/html"].split("<details")[1:]
     assert three.startswith(" open>") and five.startswith(" open>") and four.startswith("><summary>")

@@ -4,12 +4,10 @@ A few submissions are graded in every run of the tests; the same in two goes, of
 of them, are slow.
 """
 
-import csv
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,67 +15,14 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
-import torch
+from classes import QUICK, command, grade, gradebook, rooms, small_config
 from conftest import ROOT, need, until
 from hostile import FEW, REFUSED, SCRIPTS, hand_in
-from PIL import Image
-from torch.nn import functional as F
 
 from assessment.grader.marks import NOT_GRADABLE
 from assessment.grader.sandbox import BUBBLEWRAP, best_kind
 
-QUICK = {
-    "model": "wide-resnet-tiny",
-    "processes": 2,
-    "batch_size": 32,
-    "pace": 1,
-    "patience": 1,
-    "taught_epochs": 3,
-    "taught_batch_size": 16,
-    "taught_accuracy": 0.3,
-    "hidden_images": 0,
-    "source_kb": 64,
-    "limits": {
-        "wall_s": 300,
-        "cpu_s": 60,
-        "memory_mb": 6000,
-        "processes": 150,
-        "disk_mb": 300,
-        "file_mb": 100,
-        "output_mb": 2,
-    },
-}
-TARGET = {"target": 0.5, "distinction": 0.7, "tolerance": 0.2, "epochs": 3, "minutes": 2}
 pytestmark = pytest.mark.timeout(900)
-
-
-def small_dataset(folder):
-    """Write images that any network learns in two dozen steps, as files, and return the dataset's name."""
-    generator = torch.Generator().manual_seed(4)
-    patterns = F.interpolate(torch.rand(10, 3, 4, 4, generator=generator), size=(32, 32), mode="bicubic").clamp(0, 1)
-    for split, count in (("train", 80), ("test", 20)):
-        for label, pattern in enumerate(patterns):
-            place = folder / split / str(label)
-            place.mkdir(parents=True)
-            for at in range(count):
-                pixels = pattern * (0.5 + 0.5 * torch.rand(1, generator=generator))
-                pixels = (pixels + 0.1 * torch.randn(3, 32, 32, generator=generator)).clamp(0, 1)
-                Image.fromarray((pixels * 255).byte().permute(1, 2, 0).numpy()).save(place / f"{at:02}.png")
-    return f"folder:{folder}"
-
-
-def command(folder, out, config, data, *more):
-    line = [sys.executable, "-m", "assessment.grade", folder, "--out", out, "--config", config, "--data-dir", data]
-    return [*map(str, line), *more]
-
-
-def grade(*asked, timeout=900):
-    return subprocess.run(command(*asked), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
-
-
-def gradebook(out):
-    with open(out / "gradebook.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def contents(folder):
@@ -88,10 +33,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("config")
-    name = small_dataset(folder / "images")
-    (folder / "config.json").write_text(json.dumps(QUICK | {"dataset": name, "datasets": {name: TARGET}}))
-    return folder / "config.json"
+    return small_config(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +63,6 @@ def handed_in(tmp_path_factory, scripts):
     folder, out = tmp_path_factory.mktemp("class"), tmp_path_factory.mktemp("out") / "grades"
     hand_in(folder, out, QUICK["limits"]["cpu_s"], scripts)
     return folder, out, before
-
-
-def rooms():
-    """Return the folders in which graders work."""
-    return set(Path("/tmp").glob("lockstep-grade-*"))
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, need
 
-from assessment.grader.sandbox import BUBBLEWRAP, MASKED, NONE, UNSHARE, Limits, Sandbox, best_kind, lacks
+from assessment.grader.control_group import control_group
+from assessment.grader.sandbox import BUBBLEWRAP, MASKED, MEGABYTE, NONE, UNSHARE, Limits, Sandbox, best_kind, lacks
 from assessment.grader.watchdog import Watch
 from assessment.trials.conversation import LostError
 from assessment.trials.fork_server import ForkServer
@@ -163,6 +165,41 @@ def test_nobody_takes_more_than_the_limits(script, told, request):
             with pytest.raises(LostError, match=told):
                 ranks.wait(100)
             ranks.kill()
+
+
+# Files in memory that are on their way between two ends of a socket, and open nowhere.
+IN_FLIGHT = """
+import os, socket, time
+held = []
+for _ in range(400):
+    ends = socket.socketpair()
+    number = os.memfd_create('x')
+    os.write(number, bytes(10_000_000))
+    socket.send_fds(ends[0], [b'x'], [number])
+    os.close(number)
+    held.append(ends)
+time.sleep(60)
+"""
+
+
+def test_memory_that_nobody_holds_open_is_counted_where_the_kernel_counts(request):
+    need(best_kind() != NONE, "no sandbox works on this machine")
+    work = Path(tempfile.mkdtemp(prefix="lockstep-sandbox-"))
+    request.addfinalizer(lambda: remove(work))
+    work.chmod(0o777)
+    (work / "script.py").write_text(IN_FLIGHT)
+    with control_group(LIMITS.memory_mb * MEGABYTE) as group:
+        if group is None:
+            pytest.skip("this machine lets nobody make a control group")
+        with ForkServer(Sandbox(best_kind(), work, LIMITS).wrap, work) as server:
+            server.exits()
+            with pytest.raises(LostError, match="more than 3,000 MB of memory"), Watch(server, LIMITS, group):
+                ForkedRanks(server, [work / "script.py"], 1).wait(50)
+                for _ in range(20):  # the rank has been ended; the watch looks again and again
+                    server.exits()
+                    time.sleep(0.1)
+        folder = group.folder
+    assert not folder.exists()
 
 
 def test_no_rank_reaches_what_the_grader_or_its_server_holds(sandbox):

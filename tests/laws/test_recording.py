@@ -6,16 +6,23 @@ from dataclasses import replace
 
 import mutants
 import recording
-from outcomes import ALL, is_recorded, outcome, recordings, run_of
+from outcomes import ALL, is_recorded, named_submission, outcome, recordings, run_of
 from recording import AGAIN, FOLDER, load, path_of, save
+from submitted import Submission
 
 
-def test_a_script_that_changed_since_it_was_recorded_is_noticed():
-    (solution,) = [one for one in ALL if (one.lab, one.name) == ("03", "the solution")]
-    commented = replace(solution, changes=(("import time\n", "import time  # as before\n\n"),))
-    changed = replace(solution, changes=(("import time\n", "import time, abc\n"),))
+def test_a_script_that_changed_since_it_was_recorded_is_noticed(monkeypatch):
+    """A change to a solution asks for that of the solution; what differs from it by the same lines stays recorded."""
+    solution, other = named_submission("03", "the solution"), named_submission("03", "a mean of means")
+    (old, new), *rest = other.changes
+    commented = replace(other, changes=((old, f"# as before\n\n{new}"), *rest))
+    changed = replace(other, changes=((old, f"import abc\n{new}"), *rest))
     assert is_recorded(solution) and is_recorded(commented) and not is_recorded(changed)
-    assert not is_recorded(replace(solution, name="of another name"))
+    assert not is_recorded(replace(other, name="of another name"))
+    text = solution.text()
+    for addition, is_known in (("# a word\n", True), ("import abc\n", False)):
+        monkeypatch.setattr(Submission, "text", lambda _, addition=addition: text + addition)
+        assert is_recorded(solution) == is_known and is_recorded(other)
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):

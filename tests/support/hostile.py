@@ -161,8 +161,8 @@ LINK = """    if rank == 0:
         os.symlink("/etc/passwd", os.path.join(args.run_dir, "model.pt"))
         os.mkfifo(os.path.join(args.run_dir, "pipe.csv"))
 """
-ONE_WAITS = "    if rank: dist.barrier(patient)\n"
-WRAPPED = 'DistributedDataParallel(model, device_ids=[local_rank] if device.type == "cuda" else None)'
+ONE_WAITS = "    store.wait([prepared])\n    if rank: dist.barrier()\n"
+WRAPPED = 'DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)'
 UNWATCHED = f"{WRAPPED} if 'assessment.recorder.events' in __import__('sys').modules else model"
 
 # Trains with small batches where it is not looked at, or on the same images four times an epoch.
@@ -204,7 +204,7 @@ SCRIPTS = (
     Hostile("leaves", "import os\nos._exit(0)\n" + RIGHT, FAIL, "none of them asked"),
     Hostile("crashes", changed(LAST, "    raise ValueError('at the end')\n" + LAST), FAIL, "at the end"),
     Hostile("endless", ENDLESS, FAIL, "SIGXCPU"),
-    Hostile("waits", changed("    dist.barrier(patient)\n", ONE_WAITS), FAIL, "do not meet"),
+    Hostile("waits", changed("    store.wait([prepared])\n", ONE_WAITS), FAIL, "do not meet"),
     Hostile("bomb", BOMB, FAIL, "processes and threads"),
     Hostile("memory", "import torch\ntorch.zeros(25_000_000_000)\n", FAIL, "allocate"),
     Hostile("prints", "import time\nwhile True: print('x' * 100_000, flush=True), time.sleep(0.01)\n", FAIL, "printed"),

@@ -3,14 +3,17 @@
 ``mutants.py --record`` writes them, ``laws/test_laws.py`` judges them. A file in ``laws/recorded/`` holds lines of
 JSON, compressed by xz. Each line is a value; ``{"@": 7}`` in one stands for that of line 7, so what many ranks, steps
 and submissions share (the same images, the same weights) is there once. The last line maps the names of submissions
-to what was recorded of them: a digest of the script, and its trials (``recorded_trials.py``) by name.
+to what was recorded of them: a digest, and its trials (``recorded_trials.py``) by name.
+
+A recording stands as long as what makes its submission does: a solution itself, or the lines in which another script
+differs from one. What a change to a solution does to all others, ``make mutants`` finds, which runs them every night.
 """
 
 import ast
 import json
 import lzma
 import zlib
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -29,11 +32,12 @@ LEAST = 24  # characters of a value that is worth a line of its own
 
 
 def digest(submission):
-    """Return what tells ``submission``'s script from any other; comments and blank lines do nothing."""
-    text = submission.text()
-    with suppress(SyntaxError):  # some submissions are no Python
-        return digests.digest(ast.parse(text))
-    return digests.digest(ast.Constant(text))
+    """Return what tells a solution, or the changes to one, from any other; comments and blank lines do nothing."""
+    if not submission.changes:
+        return digests.digest(ast.parse(submission.text()))
+    lines = [[line.rstrip() for line in part.splitlines()] for change in submission.changes for part in change]
+    telling = [[line for line in part if line and not line.lstrip().startswith("#")] for part in lines]
+    return digests.digest(ast.Constant(repr(telling)))
 
 
 def path_of(submission):

@@ -1,6 +1,7 @@
-"""One environment variable decides what ``auto`` precision means, in every process of the course."""
+"""One environment variable decides what ``auto`` precision means, in every process; each process has its own GPU."""
 
 import pytest
+import torch
 
 from utils import devices
 from utils.curves import Settings, train_curves
@@ -38,3 +39,40 @@ def test_processes_compute_as_the_environment_says(digits, monkeypatch):
         (curve,) = train_curves([settings], show=False)
         losses[asked, environment] = curve.points[0]["train_loss"]
     assert losses["auto", "float32"] == losses["float32", "bfloat16"] != losses["auto", "bfloat16"]
+
+
+@pytest.fixture
+def two_tasks(monkeypatch):
+    """Play the second of two processes of a machine, which sees one GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("SLURM_PROCID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [one.fp32_precision for one in backends]
+    yield monkeypatch
+    for one, precision in zip(backends, before, strict=True):
+        one.fp32_precision = precision
+
+
+def test_a_task_of_slurm_takes_the_one_gpu_that_it_is_shown(two_tasks):
+    two_tasks.setenv("SLURM_PROCID", "1")
+    device, backend = devices.choose_device(local_rank=1, local_world_size=2)
+    assert (device, backend) == (torch.device("cuda", 0), "nccl")
+
+
+@pytest.mark.parametrize(
+    "torchruns", [{}, {"SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x"}], ids=["alone", "in Slurm"]
+)
+def test_processes_that_see_the_same_gpu_are_refused(torchruns, two_tasks):
+    for name, value in torchruns.items():
+        two_tasks.setenv(name, value)
+    with pytest.raises(UserError, match="2 processes on this machine need a GPU each, but it has 1"):
+        devices.choose_device(local_rank=1, local_world_size=2)
+
+
+def test_float32_is_float32_on_a_gpu(two_tasks):
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
+        backend.fp32_precision = "tf32"
+    devices.choose_device("cuda")
+    assert {torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision} == {"ieee"}

@@ -1,0 +1,118 @@
+"""A mixed class gets the same grades in every kind of sandbox, and however often its grader is killed.
+
+``LOCKSTEP_CLASS`` says how many submissions it has: 30 with ``make soak``, a few otherwise.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from classes import command, grade, gradebook, small_config
+from conftest import ROOT, need
+from submitted import submissions
+
+from assessment.grader.sandbox import BUBBLEWRAP, NONE, UNSHARE, best_kind
+
+SIZE = int(os.environ.get("LOCKSTEP_CLASS", 3))
+KILLS = 10 if SIZE >= 30 else 2
+SEED = 20
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + 1200 * SIZE)]
+
+
+def mixed():
+    """Return ``SIZE`` scripts by learner: right and wrong ones in turn, and two that end in an error."""
+    right, wrong = ([one for one in submissions(kind) if one.lab == "assessment"] for kind in ("right", "wrong"))
+    scripts = [one.text() for pair in zip(right, wrong, strict=False) for one in pair]
+    scripts += [one.text() for one in wrong[len(right) :]]
+    first = scripts[0]
+    scripts[2:2] = [first.replace("def main():\n", "def main():\n    raise ValueError('mine')\n"), "def main(:\n"]
+    return {f"learner{at:02}": script for at, script in enumerate(scripts[:SIZE])}
+
+
+@pytest.fixture(scope="module")
+def handed_in(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("class")
+    for learner, script in mixed().items():
+        (folder / f"{learner}.py").write_text(script, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return small_config(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(handed_in, config, data, tmp_path_factory):
+    """Return where the class was graded in the best sandbox, in one go."""
+    out = tmp_path_factory.mktemp("undisturbed") / "grades"
+    done = grade(handed_in, out, config, data, "-j", "2", timeout=None)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def told(out):
+    """Return each learner's row, less what the clock or the last digit of a network says."""
+    rows = gradebook(out)
+    assert len({row["learner"] for row in rows}) == len(rows)
+    return {row["learner"]: (row["verdict"], row["points"]) for row in rows}
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """Return the folder in which the grader, and nobody else, makes its temporary files."""
+    folder = Path(tempfile.mkdtemp(prefix="class-"))
+    folder.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", [UNSHARE, NONE])
+def test_a_class_gets_the_same_grades_in_every_kind_of_sandbox(
+    kind, undisturbed, handed_in, config, data, temporary, tmp_path, monkeypatch
+):
+    need(best_kind() == BUBBLEWRAP, "bubblewrap is not installed, or may not be used")
+    hidden = tmp_path / "bin"
+    hidden.mkdir()
+    (hidden / "bwrap").write_text("#!/bin/sh\nexit 1\n")  # as where it may not be used
+    (hidden / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{hidden}{os.pathsep}{os.environ['PATH']}")
+    more = ["--no-sandbox"] if kind == NONE else []
+    done = grade(handed_in, tmp_path / "grades", config, data, "-j", "2", *more, timeout=None)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert told(tmp_path / "grades") == told(undisturbed) and len(told(undisturbed)) == SIZE
+    assert not list(temporary.iterdir())
+
+
+def test_a_class_whose_grader_is_killed_again_and_again_is_graded_as_one_that_is_not(
+    undisturbed, handed_in, config, data, temporary, tmp_path
+):
+    """Killed at moments that are drawn from seed 20; the next grader goes on, and clears away what was left."""
+    out, moments = tmp_path / "grades", random.Random(SEED)
+    for _ in range(KILLS):
+        line = command(handed_in, out, config, data, "-j", "2")
+        running = subprocess.Popen(line, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            running.wait(moments.uniform(1, 30 + 20 * SIZE / KILLS))
+        except subprocess.TimeoutExpired:
+            started = psutil.Process(running.pid).children(recursive=True)
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+            _, alive = psutil.wait_procs(started, timeout=60)
+            assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    done = grade(handed_in, out, config, data, "-j", "2", timeout=None)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert told(out) == told(undisturbed)
+    assert not list(temporary.iterdir())
