@@ -32,10 +32,10 @@ def test_no_law_can_be_replaced_by_one_verdict_unnoticed(law, verdict):
 
 
 # Whoever takes all images on all ranks trains as no single process does; whoever begins otherwise each time ends so;
-# and ranks that judge by a number of their own do not stop together.
+# and ranks that judge by a number of their own do not stop together. A second run that fails shows nothing of its end.
 COSTS_MORE = {
     "everything on every rank", "everything on every rank, and no wrapper", "seeded by the clock",
-    "seeded by the hash of a text", "each reports its share",
+    "seeded by the hash of a text", "each reports its share", "a marker that an earlier run leaves",
 }  # fmt: skip
 
 
