@@ -53,6 +53,14 @@ def cannot_write(path, error):
     return f"cannot write {path}: {reason}; choose another folder that you may write to"
 
 
+def refuse_special(path):
+    """Raise ``UserError`` where ``path`` is a pipe, a socket or a device: who opens one may wait for ever."""
+    path = Path(path)
+    with suppress(OSError):  # what cannot be asked for cannot be opened either: that is told there
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is a pipe, a socket or a device: remove it or name another folder")
+
+
 def _there(path):
     """Return the nearest folder, or file, above ``path`` that there is."""
     above = Path(path).absolute().parent

@@ -66,7 +66,7 @@ def _plain(value):
     """Return ``value`` as text that may stand in a file name, different for different values."""
     text = str(value)
     plain = re.sub(r"[^A-Za-z0-9_.,+]", "_", text)
-    return plain if plain == text else f"{plain[-24:]}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return plain if plain == text else f"{plain[-24:]}_{hashlib.sha256(os.fsencode(text)).hexdigest()[:6]}"
 
 
 class Record:
@@ -108,7 +108,7 @@ class Record:
         except Timeout:
             raise UserError(f"another run is writing to {self.folder}: stop it or choose another --run-dir") from None
         except OSError as error:
-            raise UserError(cannot_write(self.folder / "metrics.csv", error)) from error
+            raise UserError(cannot_write(error.filename or self.folder / "metrics.csv", error)) from error
         write_json(self.folder / "config.json", self._config)
         write_json(self.folder / "summary.json", self.summary)
 
@@ -121,6 +121,8 @@ class Record:
         if not path.exists():
             return
         there = read_json(path)
+        if not isinstance(there, dict):
+            raise UserError(f"{path} is damaged (it holds no settings): remove it")
         for name in sorted(there.keys() | self._config.keys()):
             old, asked = there.get(name), json.loads(json.dumps(self._config.get(name)))
             if old != asked:
@@ -133,8 +135,11 @@ class Record:
         """Write down a finished epoch: its ``row`` (``COLUMNS`` without epoch) and the weights of the bare ``module``.
 
         ``time_s`` and ``epoch_time_s`` are seconds of training without validation, ``images_per_s`` is
-        counted over all ranks, accuracies run from 0 to 1.
+        counted over all ranks, accuracies run from 0 to 1. Raises ``UserError`` where somebody has removed the record
+        meanwhile: half of one is none.
         """
+        if not (self.folder / "metrics.csv").exists():
+            raise UserError(f"{self.folder} has been removed or moved while the run went on: start the run again")
         self._writing = True
         state = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
         with written_whole(self.folder / "model.pt") as part:
@@ -164,7 +169,7 @@ class Record:
             os._exit(128 + number)
 
     def _end(self, state):
-        if self.summary["state"] == "running":
+        if self.summary["state"] == "running" and self.folder.exists():
             self.summary["state"] = state
             write_json(self.folder / "summary.json", self.summary)
 
@@ -200,7 +205,7 @@ def read_json(path):
     """Return what the JSON file ``path`` holds. Raises ``UserError`` where it is damaged."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): remove it") from error
 
 

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from utils.data.digits import Digits
 from utils.data.folders import Folder
 from utils.data.published import PUBLISHED, Published
-from utils.errors import UserError
-from utils.files import cannot_write, remove_parts, written_whole
+from utils.errors import UserError, first_line
+from utils.files import cannot_write, refuse_special, remove_parts, written_whole
 
 DIGITS = ("digits", "digits-rgb")
 DATASETS = (*DIGITS, *PUBLISHED)
@@ -119,16 +119,17 @@ def load(name, root="data", split="train"):
     command = f'python -m utils.data "{name}" --data-dir "{root}"'
     if not path.exists():
         raise UserError(f"{name} is not prepared in {Path(root).absolute()}: run {command}")
+    refuse_special(path)
     try:
         content = dict(torch.load(path, mmap=True, weights_only=True))
-        held = content[split]
+        held, classes = content[split], content["classes"]
         images, labels, is_whole = held["images"], held["labels"], held["checksum"]
         is_whole = is_whole == checksum(images, labels)
     except NOT_OURS as error:
         raise UserError(f"{path} is damaged, or none of the course's: remove it and run {command}") from error
     if not is_whole:
         raise UserError(f"{path} is damaged, its bytes are not those that were written: remove it and run {command}")
-    return Images(images, labels, content["classes"])
+    return Images(images, labels, classes)
 
 
 def checksum(images, labels):
@@ -146,12 +147,17 @@ def source(name):
     if name in PUBLISHED:
         return Published(name)
     if name.startswith("folder:"):
-        return Folder(Path(name.removeprefix("folder:")).expanduser().absolute())
+        path = Path(name.removeprefix("folder:"))
+        try:
+            return Folder(path.expanduser().absolute())
+        except RuntimeError as error:  # nobody of that name has a home
+            raise UserError(f"{name} cannot be found ({first_line(error)}): write the path in full") from error
     raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(DATASETS)}, folder:PATH")
 
 
 def _is_current(path, fingerprint):
     """Say whether a file was prepared from what the fingerprint is of, by this version of the course."""
+    refuse_special(path)
     try:
         content = dict(torch.load(path, mmap=True, weights_only=True))
         return content["fingerprint"] == fingerprint and all("checksum" in content[split] for split in SPLITS)

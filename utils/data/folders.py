@@ -83,7 +83,11 @@ def _entries(folder):
 
 
 def _classes(folder):
-    if not folder.is_dir():
+    try:
+        is_there = folder.is_dir()
+    except OSError as error:  # its name is too long, say
+        raise UserError(f"folder:{str(folder)[:80]}… cannot be read ({error.strerror}): name another") from error
+    if not is_there:
         raise UserError(f"{folder} is missing: a folder dataset holds train/<class>/* and test/<class>/*")
     names = [entry.name for entry in _entries(folder) if entry.is_dir()]
     if not names:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from utils.errors import UserError, first_line
+from utils.files import refuse_special
 
 IDX_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 PUBLISHED = {  # name: torchvision's class, and the folder that it keeps the files in
@@ -45,7 +46,10 @@ class Published:
 
         class_name, folder = PUBLISHED[self.name]
         dataset_class = getattr(datasets, class_name)
-        for place in filter(None, (os.environ.get("LOCKSTEP_DATA"), root)):
+        named = os.environ.get("LOCKSTEP_DATA")
+        if named and named != "none" and not Path(named).is_dir():
+            raise UserError(f"LOCKSTEP_DATA names {named}, which is no folder: correct it or leave it unset")
+        for place in filter(None, (named, root)):
             if (Path(place) / folder).is_dir():
                 return _read_torchvision(dataset_class, Path(place), folder)
         with tempfile.TemporaryDirectory(prefix=f".{self.name}.", suffix=".part", dir=root) as download:
@@ -76,24 +80,33 @@ def _read_torchvision(dataset_class, place, folder):
 
 
 def _check_idx(folder):
+    counts = {}
     for path in (folder / file for file in IDX_FILES):
         try:
+            refuse_special(path)
             with open(path, "rb") as file:
                 dimensions = file.read(4)[3]
                 sizes = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
         except FileNotFoundError:
             raise UserError(f"{path} is missing: put the whole file there, unpacked") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): put the whole file there, unpacked") from None
         except (IndexError, struct.error):
             raise UserError(f"{path} ends within its header: put the whole file there, unpacked") from None
         expected, found = 4 + 4 * dimensions + int(np.prod(sizes)), path.stat().st_size
         if found != expected:
             raise UserError(f"{path} holds {found:,} bytes, but its header says {expected:,}: put the whole file there")
+        counts.setdefault(path.name.partition("-")[0], {})[path.name] = sizes[0]
+    for of_split in counts.values():
+        if len(set(of_split.values())) > 1:
+            told = " and ".join(f"{name} holds {count:,}" for name, count in of_split.items())
+            raise UserError(f"{folder}: {told}: put the published files there, unpacked")
 
 
 def _check_md5(folder, published):
     for file, md5 in published:
         path = folder / file
-        if not path.exists():
-            raise UserError(f"{path} is missing: put the whole file there")
+        if not path.is_file():
+            raise UserError(f"{path} is missing, or no file: put the whole file there")
         if hashlib.md5(path.read_bytes()).hexdigest() != md5:
             raise UserError(f"{path} is not the published file (md5 {md5}): put the whole file there")

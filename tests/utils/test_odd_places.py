@@ -1,0 +1,101 @@
+"""Places that hold something else than what is looked for are named in one line, and nobody waits for them."""
+
+import json
+import os
+import shutil
+
+import pytest
+from programs import run_program
+from test_data import idx
+from test_runs import run_to_end
+
+from utils.data import load, prepare
+from utils.errors import UserError
+from utils.runs import run_folder
+
+
+def test_a_pipe_in_the_place_of_a_prepared_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "digits.pt")
+    for act in (prepare, load):
+        with pytest.raises(UserError, match=r"digits.pt is a pipe, a socket or a device"):
+            act("digits", tmp_path)
+
+
+@pytest.mark.parametrize(("images", "labels"), [(20, 10), (10, 20)])
+def test_images_and_labels_of_different_number_are_refused(images, labels, tmp_path, monkeypatch):
+    raw = tmp_path / "FashionMNIST/raw"
+    idx(raw / "t10k-images-idx3-ubyte", (10, 28, 28))
+    idx(raw / "t10k-labels-idx1-ubyte", (10,))
+    idx(raw / "train-images-idx3-ubyte", (images, 28, 28))
+    idx(raw / "train-labels-idx1-ubyte", (labels,))
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=f"images-idx3-ubyte holds {images} and train-labels.* holds {labels}"):
+        prepare("fashion-mnist", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.pt"))
+
+
+@pytest.mark.parametrize("name", ["train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"])
+def test_a_folder_in_the_place_of_a_published_file_is_named(name, tmp_path, monkeypatch):
+    raw = tmp_path / "FashionMNIST/raw"
+    for part in ("train", "t10k"):
+        idx(raw / f"{part}-images-idx3-ubyte", (10, 28, 28))
+        idx(raw / f"{part}-labels-idx1-ubyte", (10,))
+    (raw / name).unlink()
+    (raw / name).mkdir()
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        prepare("fashion-mnist", tmp_path / "out")
+
+
+def test_a_place_of_the_data_that_is_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"LOCKSTEP_DATA names .*nowhere, which is no folder"):
+        prepare("fashion-mnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("folder:~nobody-of-this-name/x", "write the path in full"), (f"folder:/tmp/{'a' * 5000}", "cannot be read")],
+    ids=["no home", "too long"],
+)
+def test_a_folder_that_cannot_be_asked_for_is_one_line(name, told, tmp_path):
+    done = run_program("utils.data", name, "--data-dir", tmp_path)
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_name_that_is_no_utf_8_names_a_folder():
+    settings = {"batch_size": 8, "dataset": os.fsdecode(b"folder:/caf\xe9")}
+    folder = run_folder("03_ddp.py", settings, {}, 2)
+    assert folder != run_folder("03_ddp.py", settings | {"dataset": os.fsdecode(b"folder:/caf\xe8")}, {}, 2)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "[" * 100_000], ids=["a list", "a number", "deep"])
+def test_settings_that_are_none_are_damaged(content, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text(content)
+    code, _, errors = run_to_end("epoch(1.0); finish(record)", tmp_path / "run", 0.1)
+    assert code == 1 and "config.json is damaged" in errors
+    assert (tmp_path / "run/config.json").read_text() == content
+
+
+@pytest.mark.parametrize("name", ["config.json", ".lock"])
+def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp_path):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    code, _, errors = run_to_end("finish(record)", tmp_path / "run", 0.1)
+    assert code == 1 and f"{name}: it is a folder" in errors
+
+
+def test_a_record_that_somebody_removes_ends_the_run(tmp_path):
+    code, _, errors = run_to_end(
+        "import shutil; epoch(1.0); shutil.rmtree(sys.argv[1]); epoch(2.0); finish(record)", tmp_path / "run", 0.1
+    )
+    assert code == 1 and "has been removed or moved while the run went on" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_whose_numbers_alone_are_removed_says_failed(tmp_path):
+    code, _, _ = run_to_end(
+        "epoch(1.0); os.unlink(sys.argv[1] + '/metrics.csv'); epoch(2.0); finish(record)", tmp_path / "run", 0.1
+    )
+    assert code == 1 and json.loads((tmp_path / "run/summary.json").read_text())["state"] == "failed"
+    shutil.rmtree(tmp_path / "run")
