@@ -1,31 +1,20 @@
 """Read what one learner handed in, without trusting it: a file, a folder, or an archive with one script in it.
 
-One file is read, at most; nothing is unpacked, no link is followed, and nothing is compiled.
+One file is read, at most; no link is followed, nothing is compiled, and archives are read in a process apart.
 """
 
-import bz2
-import gzip
 import io
-import lzma
 import os
 import stat
-import tarfile
-import zipfile
-from pathlib import PurePosixPath
 
+from assessment.grader.archives import MOST_PACKED, SCRIPT, NotGradableError, limited, unpacked_apart
 from assessment.grader.letters import visible_line
 from assessment.laws.verdict import listed
 from assessment.starters.make import is_untouched
 
-SCRIPT = "train.py"
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 # What learners hand in as well, and what is not read.
 OTHERS = (".ipynb", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".pyc", ".txt", ".pdf", ".docx")
-MOST_ENTRIES, MOST_PACKED, MOST_UNPACKED = 2_000, 5_000_000, 50_000_000  # of an archive
-
-
-class NotGradableError(Exception):
-    """There is nothing that could be run; the text says why, to the learner."""
 
 
 def read(entry, most_kb):
@@ -58,8 +47,7 @@ def _bytes(entry, most):
     if kind not in ARCHIVES:
         name = visible_line(entry.name.decode("utf-8", "replace"))
         raise NotGradableError(f"{name!r} is not read: hand in {SCRIPT}, or one of {', '.join(ARCHIVES)} that holds it")
-    packed = io.BytesIO(_plain_file(entry.path, MOST_PACKED))
-    return _from_zip(packed, most) if kind == ".zip" else _from_tar(_unpacked(packed, kind), most)
+    return unpacked_apart(_plain_file(entry.path, MOST_PACKED), kind, most)
 
 
 def _from_folder(path, most):
@@ -83,63 +71,4 @@ def _plain_file(path, most):
     with open(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise NotGradableError(f"{SCRIPT} is no file")
-        return _limited(file, most)
-
-
-def _limited(file, most):
-    content = file.read(most + 1)
-    if len(content) > most:
-        raise NotGradableError(f"it has more than {most // 1000} kB: a script, not trained weights, is handed in")
-    return content
-
-
-def _from_zip(packed, most):
-    with zipfile.ZipFile(packed) as archive:
-        entries = archive.infolist()
-        chosen = _chosen([entry.filename for entry in entries])
-        entry = entries[chosen]
-        if stat.S_ISLNK(entry.external_attr >> 16):
-            raise NotGradableError(f"{SCRIPT} in the archive is a link; hand in the file itself")
-        with archive.open(entry) as file:
-            return _limited(file, most)
-
-
-def _unpacked(packed, kind):
-    """Return the tar archive in ``packed`` as a file of bytes, at most ``MOST_UNPACKED``."""
-    if kind.endswith("gz"):
-        return io.BytesIO(_limited(gzip.GzipFile(fileobj=packed), MOST_UNPACKED))
-    if kind.endswith("bz2"):
-        return io.BytesIO(_limited(bz2.BZ2File(packed), MOST_UNPACKED))
-    if kind.endswith("xz"):  # its header may ask for 4 GB of memory
-        unpacking = lzma.LZMADecompressor(memlimit=2 * MOST_UNPACKED)
-        content = unpacking.decompress(packed.read(), MOST_UNPACKED + 1)
-        return io.BytesIO(_limited(io.BytesIO(content), MOST_UNPACKED))
-    return packed
-
-
-def _from_tar(packed, most):
-    with tarfile.open(fileobj=packed, mode="r:") as archive:
-        entries = []
-        for entry in archive:
-            entries.append(entry)
-            if len(entries) > MOST_ENTRIES:
-                break
-        entry = entries[_chosen([one.name for one in entries])]
-        if not entry.isfile():
-            raise NotGradableError(f"{SCRIPT} in the archive is a link or no file; hand in the file itself")
-        return _limited(archive.extractfile(entry), most)
-
-
-def _chosen(names):
-    """Return which of an archive's entries is the script: the one that lies least deep."""
-    if len(names) > MOST_ENTRIES:
-        raise NotGradableError(f"the archive holds more than {MOST_ENTRIES} files")
-    paths = [PurePosixPath(name.replace("\\", "/")) for name in names]
-    leading = next((path for path in paths if path.is_absolute() or ".." in path.parts), None)
-    if leading is not None:
-        raise NotGradableError(f"the archive holds {str(leading)!r}, which leads out of it")
-    depths = {at: len(path.parts) for at, path in enumerate(paths) if path.name == SCRIPT}
-    found = [at for at, depth in depths.items() if depth == min(depths.values())]
-    if len(found) != 1:
-        raise NotGradableError(f"the archive holds {len(found) or 'no'} {SCRIPT}; it must hold one")
-    return found[0]
+        return limited(file, most)

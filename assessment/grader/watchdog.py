@@ -130,7 +130,10 @@ def _taken(folder):
         deepest = max(deepest, depth)
         with suppress(OSError), os.scandir(below) as entries:
             for entry in entries:
-                found = entry.stat(follow_symlinks=False)
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # gone or renamed meanwhile: the others count
+                    continue
                 files, taken = files + 1, taken + found.st_blocks * 512
                 printed += found.st_size if entry.name.endswith(".log") else 0
                 if entry.is_dir(follow_symlinks=False):

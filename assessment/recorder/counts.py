@@ -1,10 +1,12 @@
 """Count the training steps of a run, and write nothing else down: it costs nothing beside the training.
 
 The run that is graded is not watched as trials are; this shows whether it is the run that was asked for. In the file
-of its rank is a line for each pass of images through an outermost module that teaches (the number of images, and that
-of the module) and one for each step of an optimizer. ``steps_taken`` puts them together.
+of its rank is a line for each pass of images through an outermost module that teaches (the number of images, that of
+the module, and what some of its weights add up to) and one for each step of an optimizer. ``steps_taken`` puts them
+together.
 """
 
+import itertools
 import os
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from assessment.recorder.networks import is_in_backward, is_wrapped, tensors, un
 
 SUFFIX, STEP = ".steps", "step"
 MOST_BYTES = 20_000_000
+SAMPLED = 8  # parameters, and numbers of each
 
 
 class Counter:
@@ -31,7 +34,7 @@ class Counter:
         self.depth += 1
         given = next((one for one in tensors(inputs) if one.dim() >= 2), None)
         if self.depth == 1 and given is not None and (torch.is_grad_enabled() or is_wrapped(given)):
-            self.note(f"{len(unwrapped(given))} {id(module)}")
+            self.note(f"{len(unwrapped(given))} {id(module)} {weights_of(module)}")
 
     def leave(self, module, _inputs, _output):
         if not is_in_backward() and any(True for _ in module.parameters()):
@@ -60,8 +63,23 @@ def count(folder):
     register_optimizer_step_post_hook(counter.end_step)
 
 
+@torch.no_grad()
+def weights_of(module):
+    """Return what some numbers of some of a module's parameters add up to: any step that moves them changes it."""
+    held = [one for one in module.parameters() if one.requires_grad]
+    chosen = held[:: max(1, len(held) // SAMPLED)][:SAMPLED]
+    try:
+        return repr(sum(getattr(one, "_local_tensor", one).flatten()[:SAMPLED].double().sum() for one in chosen).item())
+    except Exception:  # not there: within a transformation of functions, on a meta device
+        return "unknown"
+
+
 def steps_taken(folder, rank, images):
     """Return how many training steps ``rank`` took, by its file in ``folder``; None where none was seen.
+
+    Weights that have moved twice between passes through a module have taken a step, whoever took it: once for the step,
+    once for what some methods try out in between (Foret et al. 2021). Not seen: twice as many steps as are asked for,
+    weights that are no parameters of the module that the images go through, and those of which nothing is sampled.
 
     Steps of several optimizers with no pass between them are one, as far as passes are seen (not those of images that
     are given by keyword). Where no optimizer of torch's steps, each pass of at least ``images`` through the first
@@ -71,9 +89,16 @@ def steps_taken(folder, rank, images):
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         return None
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    passes = [parts for line in lines if len(parts := line.split()) == 2 and parts[0].isdecimal()]
+    passes = [parts for line in lines if len(parts := line.split()) == 3 and parts[0].isdecimal()]
+    sums = ([one[2] for one in passes if one[1] == module] for module in {one[1] for one in passes})
+    moved = max(map(moves, sums), default=0) // 2
     if STEP in lines:
         taken = sum(line == STEP and earlier != STEP for earlier, line in zip([STEP, *lines], lines, strict=False))
-        return taken or lines.count(STEP)
-    of_the_first = [int(count) for count, module in passes if module == passes[0][1]]
-    return sum(count >= images for count in of_the_first) or None
+        return max(taken or lines.count(STEP), moved)
+    of_the_first = [int(count) for count, module, _ in passes if module == passes[0][1]]
+    return max(sum(count >= images for count in of_the_first), moved) or None
+
+
+def moves(sums):
+    """Return how often the weights were others at a pass than at the one before it."""
+    return sum(one != other for one, other in itertools.pairwise(sums))

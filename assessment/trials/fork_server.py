@@ -34,7 +34,9 @@ class ForkServer:
     """
 
     def __init__(self, wrap=None, work=None, another=None):
-        command = [sys.executable, "-u", "-m", "assessment.trials.fork_server"]
+        # In a sandbox it begins in /tmp, where an earlier run may have put modules: it takes none from there.
+        isolated = ["-P", "-s"] if wrap else []
+        command = [sys.executable, *isolated, "-u", "-m", "assessment.trials.fork_server"]
         name = "the process that starts trials"
         # Nothing of this program's own is held where strangers' scripts run, nor anything that others' grades go to.
         self._talk = Conversation(wrap(command) if wrap else command, name=name, keeps_apart=wrap is not None)

@@ -195,7 +195,11 @@ class Stillness:
         self.evidence, self.is_idle = evidence, Idle(server, IDLE_S)
 
     def __call__(self):
-        latest = max((path.lstat().st_mtime for path in self.evidence.glob("*.jsonl")), default=time.time())
+        told = []
+        for path in self.evidence.glob("*.jsonl"):
+            with suppress(OSError):  # a script may have removed it meanwhile
+                told.append(path.lstat().st_mtime)
+        latest = max(told, default=time.time())
         return time.time() - latest >= SILENT_S and self.is_idle()
 
 

@@ -31,6 +31,10 @@ WAYS = {
     "judged in between": (
         "for _ in range(5):\n    backward()\n    optimizer.step()\n    with torch.no_grad(): network(images)\n"
     ),
+    "weights tried out and put back": (
+        "for _ in range(5):\n    backward()\n    with torch.no_grad(): network[1].bias += 1\n    backward()\n"
+        "    with torch.no_grad(): network[1].bias -= 1\n    optimizer.step()\n"
+    ),
     "a gradient of a function": (
         "from torch.func import functional_call, grad\n"
         "weights = dict(network.named_parameters())\n"
@@ -56,9 +60,23 @@ def test_five_steps_are_counted(way, server, tmp_path):
     assert [steps_taken(tmp_path, rank, images=8) for rank in (0, 1)] == [5, 5]
 
 
+def test_moves_behind_the_back_of_an_optimizer_are_steps(server, tmp_path):
+    """Twelve small updates by hand, then a step that moves nothing: a batch of its own size would be one step."""
+    script = (
+        "optimizer.param_groups[0]['lr'] = 0\n"
+        "for _ in range(5):\n    for _ in range(12):\n        backward()\n"
+        "        with torch.no_grad(): network[1].bias -= 0.01\n    optimizer.step()\n"
+    )
+    (tmp_path / "script.py").write_text(NETWORK + script)
+    ranks = ForkedRanks(server, [tmp_path / "script.py"], 1, {"LOCKSTEP_COUNTS": str(tmp_path)}, tmp_path)
+    assert ranks.wait(60) and ranks.exits == {0: 0}, ranks.failure()
+    ranks.kill()
+    assert steps_taken(tmp_path, 0, images=8) > 20
+
+
 def test_what_was_not_seen_is_not_counted(tmp_path):
     assert steps_taken(tmp_path, 0, images=8) is None
-    (tmp_path / "0").with_suffix(SUFFIX).write_text("3 17\n3 17\n")  # passes of fewer images than a batch has
+    (tmp_path / "0").with_suffix(SUFFIX).write_text("3 17 0.0\n3 17 0.0\n")  # passes of fewer images than a batch has
     assert steps_taken(tmp_path, 0, images=8) is None
     (tmp_path / "0").with_suffix(SUFFIX).write_bytes(b"\xff\nall of them\n\n")
     assert steps_taken(tmp_path, 0, images=8) is None

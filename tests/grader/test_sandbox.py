@@ -213,6 +213,24 @@ def test_no_rank_reaches_what_the_grader_or_its_server_holds(sandbox):
     assert not {one for one in held if not one.startswith((str(sandbox.work), *of_anybody))}  # no pipe, no socket
 
 
+def test_no_module_comes_from_where_an_earlier_run_could_write(sandbox):
+    scripts = {
+        "plants": "open('/tmp/planted.py', 'w').close()\n",
+        "takes": "import planted\n",
+        "tells": "import sys, site\nprint([one for one in sys.path if one in ('', '/tmp')], site.ENABLE_USER_SITE)\n",
+    }
+    for name, script in scripts.items():
+        (sandbox.work / f"{name}.py").write_text(script)
+    with ForkServer(sandbox.wrap, sandbox.work) as server:
+        ends = {}
+        for name in scripts:
+            ranks = ForkedRanks(server, [sandbox.work / f"{name}.py"], 1)
+            assert ranks.wait(60)
+            ends[name] = ranks.exits[0], ranks.logs.last_line(0)
+    assert ends["plants"][0] == 0 and ends["takes"][0] == 1 and "No module named 'planted'" in ends["takes"][1]
+    assert ends["tells"] == (0, "[] False")
+
+
 def test_a_run_whose_server_has_ended_is_lost_and_the_next_has_another(tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
     with ForkServer() as server:
