@@ -183,6 +183,7 @@ def test_an_untouched_starter_is_told_what_to_do_first(number, tmp_path, own_pro
     assert "Begin with TODO 1 (" in report._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_shell_gets_an_exit_code_and_a_list(tmp_path):
     lab = tmp_path / "mine.py"
     lab.write_text((ROOT / "solutions/01_one_device.py").read_text())
