@@ -131,7 +131,8 @@ def main():
         lab = "assessment"
     if not lab.isdigit() and lab != "assessment":
         raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")
-    report = check(lab, None if not args.script.suffix else args.script, show=sys.stderr.isatty())
+    is_number = not args.script.suffix and (args.script.is_dir() or not args.script.exists())
+    report = check(lab, None if is_number else args.script, show=sys.stderr.isatty())
     print(report)
     sys.exit(0 if report.is_done else 1)
 

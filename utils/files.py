@@ -58,7 +58,7 @@ def refuse_special(path):
     path = Path(path)
     with suppress(OSError):  # what cannot be asked for cannot be opened either: that is told there
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path} is a pipe, a socket or a device: remove it or name another folder")
+            raise UserError(f"{path} is a pipe, a socket or a device: remove it or name another place")
 
 
 def _there(path):

@@ -20,6 +20,7 @@ from assessment.trials.fork_server import ForkServer
 from assessment.trials.plan import Plan, Trials
 from assessment.trials.salvage import remove
 from utils.errors import UserError
+from utils.files import refuse_special
 
 PROCESSES = 3  # that are compared with one
 LOCKED = "another run is writing to"  # what a record says that a second rank opens
@@ -33,6 +34,7 @@ def examine(script, lab, order, server=None, stage=None, look=None, tell=None):
     the trials left is still there; ``tell`` is shown the ``Result`` so far after each of the lab's trials.
     """
     script = Path(script).absolute()
+    refuse_special(script)
     try:
         text = script.read_text(encoding="utf-8", errors="replace")  # what Python says of other bytes, a run tells
     except OSError:

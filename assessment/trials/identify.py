@@ -4,6 +4,8 @@ A pass teaches where its outcome came back through the network. Its images are f
 has changed them more than that allows (turned, mixed, erased), by what it had fetched right before.
 """
 
+from collections import deque
+
 
 def identify(rank, data, is_whole=True):
     """Complete the forward passes among the events of ``rank``, and take out those that train another network.
@@ -81,8 +83,8 @@ class Fetched:
     def __init__(self, data):
         self.sizes = {"train": len(data.train), "test": len(data.test)}
         self.fresh = {split: [] for split in self.sizes}  # since the last pass, fetch by fetch
-        self.left = {split: [] for split in self.sizes}  # of what was fetched before
-        self.ahead = {split: [] for split in self.sizes}  # dealt to a loader's workers, to be used in that order
+        self.left = {split: deque() for split in self.sizes}  # of what was fetched before
+        self.ahead = {split: deque() for split in self.sizes}  # dealt to a loader's workers, to be used in that order
 
     def add(self, event):
         """Note the event ``fetch``; what a loader deals is of the split that has as many images as its dataset."""
@@ -98,10 +100,9 @@ class Fetched:
         """
         pool = self.ahead if self.ahead[split] else self.left
         if pool is self.left and self.fresh[split]:
-            last = []
+            last = deque()
             while self.fresh[split] and len(last) < count:
-                last = self.fresh[split].pop() + last
+                last.extendleft(reversed(self.fresh[split].pop()))
             self.left[split] = last
         self.fresh[split].clear()
-        rows, pool[split] = pool[split][:count], pool[split][count:]
-        return rows
+        return [pool[split].popleft() for _ in range(min(count, len(pool[split])))]

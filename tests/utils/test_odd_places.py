@@ -5,12 +5,14 @@ import os
 import shutil
 
 import pytest
+from conftest import ROOT
 from programs import run_program
 from test_data import idx
 from test_runs import run_to_end
 
 from utils.data import load, prepare
 from utils.errors import UserError
+from utils.launch import launch
 from utils.runs import run_folder
 
 
@@ -83,6 +85,36 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
     (tmp_path / "run" / name).mkdir(parents=True)
     code, _, errors = run_to_end("finish(record)", tmp_path / "run", 0.1)
     assert code == 1 and f"{name}: it is a folder" in errors
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ({"processes": "2"}, "processes='2' makes no run"),
+        ({"processes": 1.5}, "processes=1.5 makes no run"),
+        ({"threads": -3}, "threads=-3 makes no run"),
+        ({"env": {"A": 1}}, "env holds 1: names and values are texts"),
+        ({"env": {"A\0B": "x"}}, "env holds 'A.x00B'"),
+        ({"run_dir": ""}, "run_dir is empty"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_run_are_one_line(argument, told):
+    with pytest.raises(UserError, match=told):
+        launch(ROOT / "solutions/03_ddp.py", **argument)
+
+
+def test_a_script_is_checked_whatever_its_name_ends_in(tmp_path):
+    script = tmp_path / "03_ddp"
+    script.write_text("this is no program\n")
+    done = run_program("assessment.check", script)
+    assert done.returncode == 1 and "SyntaxError" in done.stdout
+
+
+def test_a_pipe_is_no_script(tmp_path):
+    os.mkfifo(tmp_path / "03_mine.py")
+    done = run_program("assessment.check", tmp_path / "03_mine.py")
+    assert done.returncode == 1 and "03_mine.py is a pipe" in done.stderr
 
 
 def test_a_record_that_somebody_removes_ends_the_run(tmp_path):

@@ -37,13 +37,19 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
 
     ``run_dir`` is handed to the script as ``--run-dir``; without it the run has no metrics to show.
     ``threads`` is what each process computes with (default: the physical cores shared out evenly).
-    ``env`` adds to the environment. Raises ``UserError`` where the script does not exist.
+    ``env`` adds to the environment. Raises ``UserError`` where the script does not exist, or an argument makes no run.
     """
     script = Path(script)
     if not script.is_file():
         raise UserError(f"{script.absolute()} does not exist: name a script to launch")
-    if processes < 1:
-        raise UserError(f"processes={processes} makes no run: choose 1 or more")
+    for name, count in (("processes", processes), ("threads", threads)):
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise UserError(f"{name}={count!r} makes no run: choose a whole number, 1 or more")
+    for one in [part for pair in (env or {}).items() for part in pair]:
+        if not isinstance(one, str) or "\0" in one:
+            raise UserError(f"env holds {one!r}: names and values are texts, without the character of number 0")
+    if run_dir is not None and not str(run_dir):
+        raise UserError("run_dir is empty: name a folder, or leave it out")
     logs = RankLogs(processes)
     record = [] if run_dir is None else ["--run-dir", run_dir]
     worker = system.tethered([sys.executable, "-u", script, *args, *record], logs.path("{rank}"))
