@@ -88,7 +88,8 @@ class Sandbox:
             numbers["nproc"] = limits.processes
         prlimit = ["prlimit", *(f"--{name}={value}" for name, value in numbers.items())]
         if self.kind == NONE:
-            return [*prlimit, *command] if shutil.which("prlimit") else command
+            found = shutil.which("prlimit")  # nothing else looks for it: no sandbox's own PATH does
+            return [found, *prlimit[1:], *command] if found else command
         if self.kind == BUBBLEWRAP and os.getuid() != 0:
             return [*prlimit, *command]  # bubblewrap has taken all privileges away
         privileges = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
