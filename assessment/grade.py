@@ -21,8 +21,9 @@ from assessment.grader.marks import FAULT
 from assessment.grader.sandbox import NONE, best_kind, lacks
 from assessment.grader.submissions import find, left_aside, unmatched
 from assessment.task import CONFIG, assignment
-from utils.arguments import at_least
+from utils.arguments import at_least, folder
 from utils.errors import UserError, one_line_errors
+from utils.files import cannot_write
 
 ROSTER = Path(".kept/roster.csv")
 
@@ -33,7 +34,7 @@ def parse_args():
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", help="the folder with the submissions")
-    add("--out", type=Path, default=Path("grades"), help="where grades go (default: %(default)s)")
+    add("--out", type=place, default=Path("grades"), help="where grades go (default: %(default)s)")
     add("-j", "--jobs", type=at_least(1), help="how many at once (default: as the cores allow)")
     add(
         "--roster",
@@ -42,7 +43,7 @@ def parse_args():
     )
     add("--config", type=Path, default=CONFIG, help="the assignment (default: %(default)s)")
     add("--dataset", help="grade on this dataset, for which the assignment sets a target")
-    add("--data-dir", type=Path, default=Path("data"), help="where prepared datasets lie")
+    add("--data-dir", type=place, default=Path("data"), help="where prepared datasets lie")
     add("--again", nargs="+", default=[], metavar="LEARNER", help="grade these anew")
     add("--gpus", action="store_true", help="let scripts train on this machine's GPUs, one submission after another")
     add(
@@ -51,6 +52,10 @@ def parse_args():
         help="run strangers' scripts with your own rights, where nothing else works",
     )
     return parser.parse_args()
+
+
+def place(text):
+    return Path(folder(text))
 
 
 def main():
@@ -74,7 +79,11 @@ def main():
     strangers = set(args.again) - {one.learner for one in found}
     if strangers:
         raise UserError(f"--again names {', '.join(sorted(strangers))}, of whom {args.folder} holds nothing")
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        open(args.out / ".lock", "a").close()  # where no file can be, the lock would wait for ever
+    except OSError as error:
+        raise UserError(cannot_write(error.filename or args.out, error)) from None
     for told in (left_aside(args.folder, roster), unmatched(found, roster) if roster else None):
         if told:
             print(told, file=sys.stderr)

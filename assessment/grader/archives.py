@@ -17,6 +17,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import PurePosixPath
+from textwrap import shorten
 
 SCRIPT = "train.py"
 MOST_ENTRIES, MOST_PACKED, MOST_UNPACKED = 2_000, 5_000_000, 50_000_000
@@ -62,6 +63,8 @@ def _from_zip(packed, most):
         entries = archive.infolist()
         chosen = _chosen([entry.filename for entry in entries])
         entry = entries[chosen]
+        if entry.is_dir():
+            raise NotGradableError(f"{SCRIPT} in the archive is a folder; hand in the file itself")
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise NotGradableError(f"{SCRIPT} in the archive is a link; hand in the file itself")
         with archive.open(entry) as file:
@@ -101,7 +104,7 @@ def _chosen(names):
     paths = [PurePosixPath(name.replace("\\", "/")) for name in names]
     leading = next((path for path in paths if path.is_absolute() or ".." in path.parts), None)
     if leading is not None:
-        raise NotGradableError(f"the archive holds {str(leading)!r}, which leads out of it")
+        raise NotGradableError(f"the archive holds {shorten(str(leading), 200)!r}, which leads out of it")
     depths = {at: len(path.parts) for at, path in enumerate(paths) if path.name == SCRIPT}
     found = [at for at, depth in depths.items() if depth == min(depths.values())]
     if len(found) != 1:

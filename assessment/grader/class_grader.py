@@ -25,7 +25,8 @@ from assessment.pace import budget_s, longest_s
 from assessment.trials.conversation import Conversation, LostError
 from assessment.trials.data import Stage, trial_data
 from utils.devices import physical_cores
-from utils.files import written_whole
+from utils.errors import UserError
+from utils.files import cannot_write, written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
 MOST_TRIES = 2  # of a submission at which the grader itself failed, unless it is asked for by name
@@ -41,7 +42,10 @@ class ClassGrader:
         self.devices = gpu_devices(task.processes) if args.gpus else ()
         self.lab = checklist("assessment")
         self.kept = args.out / ".kept"
-        self.kept.mkdir(exist_ok=True)
+        try:
+            self.kept.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(cannot_write(self.kept / "grade", error)) from None
 
     def grade(self, found):
         """Grade what has not been graded yet, write all files, and return every ``Grade``."""
@@ -89,8 +93,8 @@ class ClassGrader:
                         done[grade.key] = grade
                         self._keep(grade, digests[grade.key])
                         bar.update()
-                        if bar.disable:  # no terminal: the log of an unattended run
-                            print(f"{len(done)} of {total}: {grade.learner}: {grade.verdict}", file=sys.stderr)
+                        if bar.disable:  # no terminal: the log of an unattended run; a name, which may be any, ends it
+                            print(f"{len(done)} of {total}: {grade.verdict}: {grade.learner}", file=sys.stderr)
             finally:
                 for talk in talks:
                     talk.stop("grading was interrupted")
@@ -112,7 +116,7 @@ class ClassGrader:
         path = self.kept / f"{key}.json"
         try:
             return Grade.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def _keep(self, grade, digest):
@@ -129,7 +133,10 @@ class ClassGrader:
             with written_whole(path) as part:
                 part.touch(0o600)
                 part.write_text(str(secrets.randbits(31)))
-        return int(path.read_text())
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            raise UserError(f"{path} is damaged, it holds no number: put it back, or choose another --out") from None
 
 
 def work(talk, asked, waiting, finished):

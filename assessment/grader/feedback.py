@@ -38,7 +38,7 @@ def write_feedback(grade, task, folder):
 def keep(path, text):
     """Write ``text`` to ``path``, whole or not at all, unless it stands there."""
     content = text.encode("utf-8", "replace")
-    if not path.exists() or path.read_bytes() != content:
+    if not path.is_file() or path.read_bytes() != content:
         with written_whole(path) as part:
             part.write_bytes(content)
 

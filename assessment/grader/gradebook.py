@@ -13,7 +13,7 @@ from assessment.grader.submissions import NOTHING
 
 ASSIGNMENT = "Data-parallel training"
 WIDE = 400  # letters of what is told in one line
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are wide ones
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -21,6 +21,8 @@ def read(entry, most_kb):
     """Return the bytes of the script in a folder's ``entry`` and None, or nothing and the problem."""
     try:
         script = _bytes(entry, most_kb * 1000)
+        if not script.strip():
+            raise NotGradableError(f"{SCRIPT} is empty")
         if is_untouched(io.TextIOWrapper(io.BytesIO(script), "utf-8", "replace").read()):
             raise NotGradableError("it is the starter as it was handed out")
     except NotGradableError as problem:
@@ -68,7 +70,8 @@ def _plain_file(path, most):
     except OSError as error:
         why = "is a link; hand in the file itself" if os.path.islink(path) else f"cannot be read ({error.strerror})"
         raise NotGradableError(f"{SCRIPT} {why}") from None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise NotGradableError(f"{SCRIPT} is no file")
     with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NotGradableError(f"{SCRIPT} is no file")
         return limited(file, most)

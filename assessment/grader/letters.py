@@ -1,13 +1,15 @@
 """Text of strangers as a terminal, a browser and a spreadsheet may show it: nothing in it is obeyed.
 
 Control characters move cursors, colour terminals and end lines; marks of direction show a text in another order than
-the one in which it is read (Unicode Technical Report 36, Bidirectional Text Spoofing).
+the one in which it is read (Unicode Technical Report 36, Bidirectional Text Spoofing); letters without a width make two
+names that look alike.
 """
 
 import unicodedata
 
 SHOWN = "\N{REPLACEMENT CHARACTER}"
-OBEYED = {"Cc", "Cs", "Zl", "Zp"}  # controls, halves of surrogate pairs, separators of lines and paragraphs
+# Controls, formats (directions and what has no width among them), halves of surrogate pairs, separators of lines.
+OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 

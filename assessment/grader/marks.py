@@ -6,6 +6,7 @@ from assessment.checklists import checklist
 from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import Report
 from assessment.grader.letters import visible
+from assessment.grader.training_run import counting
 from assessment.task import reached_in
 
 PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own fault"
@@ -122,6 +123,11 @@ def mark_accuracy(check, run, task):
     if run.reported is None or abs(run.reported - run.scored) > EXACT:
         said = "no accuracy" if run.reported is None else f"{run.reported:.1%}"
         check.told = f"the script reports {said} on the test images; the weights that it saved get {run.scored:.1%}"
+    elif unproven := unproven_epoch(run, task.target, task):
+        check.told = (
+            f"for epoch {unproven} the script reports {run.curve[unproven - 1]:.1%} on the test images; the weights"
+            f" that it saved then get {run.proven.get(unproven, run.scored):.1%}"
+        )
     elif reached is None:
         best = max(run.curve)
         check.told = (
@@ -133,8 +139,23 @@ def mark_accuracy(check, run, task):
     else:
         check.earned, check.told = check.points, f"the weights get {told}"
         distinguished = reached_in(run.curve, task.distinction, task.patience) is not None
+        distinguished &= unproven_epoch(run, task.distinction, task) is None
         return distinguished and run.hidden >= task.distinction - task.tolerance
     return False
+
+
+def unproven_epoch(run, wanted, task):
+    """Return the first epoch that counts for the accuracy ``wanted`` and whose weights do not have what was reported.
+
+    None where all have it. Where weights were overwritten before anybody could score them, those at the end must have
+    what is ``wanted``.
+    """
+    for epoch in counting(run.curve, wanted, task.patience):
+        if epoch in run.proven and abs(run.proven[epoch] - run.curve[epoch - 1]) > EXACT:
+            return epoch
+        if epoch not in run.proven and run.scored < wanted - EXACT:
+            return epoch
+    return None
 
 
 def mark_taught(check, run, task):

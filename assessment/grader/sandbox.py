@@ -100,8 +100,9 @@ class Sandbox:
 
     def _places(self):
         """Return the folders and files that can be read."""
-        own = (sys.prefix, sys.base_prefix, ROOT / "utils", ROOT / "assessment", *self.readable)
-        return [*filter(os.path.lexists, SYSTEM), *map(str, own)]
+        python = (sys.prefix, sys.base_prefix)
+        own = (*python, *map(os.path.realpath, python), ROOT / "utils", ROOT / "assessment", *self.readable)
+        return [*filter(os.path.lexists, SYSTEM), *dict.fromkeys(map(str, own))]
 
     def _environment(self):
         path = os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"])
@@ -129,7 +130,7 @@ class Sandbox:
             options += ["--perms", "1777", "--size", size, "--tmpfs", place]
         made = set()
         for place in self._places():
-            if os.path.islink(place):
+            if place in SYSTEM and os.path.islink(place):  # another link is shown as the folder that it leads to
                 options += ["--symlink", os.readlink(place), place]
             else:
                 options += [*_parents(place, made), "--ro-bind", place, place]

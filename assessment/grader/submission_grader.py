@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from assessment.checklists import checklist
@@ -35,9 +35,10 @@ from assessment.grader.marks import (
     nothing_earned,
 )
 from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
+from assessment.grader.snapshots import Snapshots
+from assessment.grader.training_run import MARKED, TOO_MUCH, Beside, Training, counting, dodge, reported
 from assessment.grader.watchdog import Watch
 from assessment.pace import longest_s
-from assessment.recorder.counts import steps_taken
 from assessment.starters.make import solution_digest
 from assessment.task import CONFIG, assignment
 from assessment.trials.conversation import LostError, answering
@@ -47,29 +48,10 @@ from assessment.trials.forked_ranks import ForkedRanks, Idle
 from assessment.trials.salvage import remove
 from assessment.trials.trial import CALM_ENVIRONMENT, trial_folder
 from utils.data import load
-from utils.runs import read_metrics
 
 SCORING, COMPILING = (Path(__file__).with_name(name) for name in ("scoring.py", "compiling.py"))
-SLACK = 1.02  # of the steps that a training run has
 SCORERS = 2  # that the same weights may end
-SCORE_S, IDLE_S, SPARE_S, METRICS_BYTES, MOST_BYTES = 60, 30, 60, 1_000_000, 8_000_000_000
-
-
-@dataclass
-class Training:
-    """One training run of a submission, not watched: what it reports, and what its weights are worth."""
-
-    curve: list = field(default_factory=list)  # reported accuracies, by epoch
-    scored: float = 0.0  # of the saved weights on the test images
-    hidden: float = 0.0  # ... and on images that the script has never seen
-    problem: str = ""  # why there is nothing to score
-    cut: str = ""  # said where the time was over before the script was
-    dodge: str = ""  # how it is another run than the one that was asked for
-    seconds: float = 0.0  # of training, as reported
-
-    @property
-    def reported(self):
-        return self.curve[-1] if self.curve else None
+SCORE_S, IDLE_S, SPARE_S, MOST_BYTES = 60, 30, 60, 8_000_000_000
 
 
 class Grader:
@@ -145,6 +127,7 @@ class Grader:
         run = self._train_once(script, self.true, asked, unknown)
         grade.curve, grade.accuracy = run.curve, None if run.problem else run.hidden
         grade.is_distinguished = mark_accuracy(grade.checks[-1], run, task)
+        grade.remarks += [run.remark] if run.remark else []
         asked = {"epochs": task.taught_epochs, "batch_size": task.taught_batch_size}
         run = self._train_once(script, self.renamed, asked, unknown)
         mark_taught(grade.checks[-2], run, task)
@@ -155,8 +138,14 @@ class Grader:
         longest = longest_s(self.budget_s)
         wall_s, cpu_s = longest + SPARE_S, max(self.limits.cpu_s, 2 * longest)
         limits = replace(self.limits, wall_s=wall_s, cpu_s=round(cpu_s))
-        with self._watched(limits, script, exam / "data") as server:
-            run = self.training(server, script, exam, asked, unknown, longest)
+        with tempfile.TemporaryDirectory(prefix="epochs-", dir=self.room) as folder:
+            with self._watched(limits, script, exam / "data") as server:
+                run, epochs = self.training(server, script, exam, asked, unknown, longest, folder)
+            self._judge(run, exam, asked, epochs)
+        return run
+
+    def _judge(self, run, exam, asked, epochs):
+        """Score what a run has saved, at its end and in the ``epochs`` that count (paths by number), or say why not."""
         if len(run.curve) > asked["epochs"]:
             run.problem = f"the run reports {len(run.curve)} epochs where {asked['epochs']} were asked for"
             run.curve = run.curve[: asked["epochs"]]  # of a hundred thousand nobody needs a picture
@@ -166,10 +155,19 @@ class Grader:
             run.problem = run.dodge
         elif not run.problem:
             self._score(run, exam)
-        return run
+        wanted = (self.task.target, self.task.distinction) if exam is self.true and not run.problem else ()
+        for epoch in {one for each in wanted for one in counting(run.curve, each, self.task.patience)}:
+            if epoch in epochs:
+                shutil.copy(epochs[epoch], self.weights)
+                proof = Training()
+                self._score(proof, exam)
+                run.proven[epoch] = 0.0 if proof.problem else proof.scored
 
-    def training(self, server, script, exam, flags, unknown, limit):
-        """Run the script on the data of ``exam`` and return the ``Training``."""
+    def training(self, server, script, exam, flags, unknown, limit, kept):
+        """Run the script on the data of ``exam``; return the ``Training``, and paths in ``kept`` of weights by epoch.
+
+        These are the weights after each epoch that could be copied.
+        """
         folder = trial_folder(server, server.work)
         argv = [script, "--dataset", given_name(self.task), "--data-dir", exam / "data", "--run-dir", folder / "run"]
         for name, value in (flags | {"seed": 0}).items():
@@ -177,15 +175,20 @@ class Grader:
         environment = CALM_ENVIRONMENT | {"LOCKSTEP_COUNTS": str(folder)}
         if self.devices:
             del environment["CUDA_VISIBLE_DEVICES"]  # which hides them
-        ranks = ForkedRanks(server, argv, self.task.processes, environment, folder)
+        most = self.limits.file_mb * MEGABYTE
+        ranks, beside = ForkedRanks(server, argv, self.task.processes, environment, folder), Beside(server)
+        idle = Idle(server, IDLE_S)
         try:
-            is_over = ranks.wait(limit, Idle(server, IDLE_S))
+            with Snapshots(folder / "run", kept, most) as snapshots:
+                is_over = ranks.wait(limit, lambda: beside.look() or idle())
         finally:
             ranks.kill()
         server.settle(folder)
-        curve, seconds = _reported(folder / "run")
+        curve, seconds = reported(folder / "run")
         run = Training(curve, seconds=seconds)
         run.dodge = dodge(folder, self.task.processes, flags, self.images)
+        if not self.devices:  # beside a GPU, loading images may well take the processors longer
+            run.dodge, run.remark = run.dodge or beside.told(TOO_MUCH), beside.told(MARKED)
         if not is_over:
             run.cut = f"; the run was ended after {limit / 60:.3g} min, or because nothing went on"
         weights = folder / "run/model.pt"
@@ -193,11 +196,11 @@ class Grader:
             run.problem = "the run failed: " + ranks.failure()[-1500:]
         elif not weights.is_file():
             run.problem = "the run left no model.pt" + run.cut
-        elif weights.stat().st_size > self.limits.file_mb * MEGABYTE:
+        elif weights.stat().st_size > most:
             run.problem = "model.pt is too large"
         else:
             shutil.copy(weights, self.weights)
-        return run
+        return run, snapshots.paths
 
     def _score(self, run, exam):
         """Have the saved weights scored by a process that has never run the script."""
@@ -251,37 +254,6 @@ def compiled(server, script):
         told = json.loads(ranks.logs.last_line(0))
         return told["problem"], told["program"]
     return f"it is no Python program: to compile it takes more than {MOST_S} s or {MOST_MB:,} MB", ""
-
-
-def dodge(folder, processes, flags, images):
-    """Return how the run in ``folder`` is another than ``flags`` ask for, "" where it is that one.
-
-    Counted are the steps of each rank: smaller batches have more of them, and so have more than the ``images`` there
-    are.
-    """
-    size, epochs = flags["batch_size"], flags["epochs"]
-    wanted = epochs * images / (processes * size)
-    for rank in range(processes):
-        taken = steps_taken(folder, rank, size)
-        if taken is None:
-            return f"no training step of rank {rank} was seen"
-        if taken > SLACK * wanted + epochs:  # the last batch of an epoch may be a smaller one
-            return (
-                f"rank {rank} took {taken} steps; {epochs} epochs of {images} images have {wanted:.0f}, with"
-                f" {processes} processes and --batch-size {size}"
-            )
-    return ""
-
-
-def _reported(run_dir):
-    """Return the reported accuracies and the seconds of training, none where the record is not one."""
-    path = run_dir / "metrics.csv"
-    with suppress(Exception):  # it is a stranger's file
-        if path.stat().st_size < METRICS_BYTES:
-            rows = read_metrics(run_dir)
-            found = [float(row["val_accuracy"]) for row in rows]
-            return [one for one in found if 0 <= one <= 1], float(rows[-1]["time_s"])
-    return [], 0.0
 
 
 def main():

@@ -15,8 +15,10 @@ from assessment.grader.handed_in import ending, read
 from assessment.grader.letters import visible_line
 from assessment.laws.verdict import listed
 from utils.errors import UserError
+from utils.files import refuse_special
 
 NOTHING = "nothing was handed in"
+LINE = "\0line"  # of a row in the file: no column can have that name
 TWICE = "it was handed in twice, as a folder and as a file"
 # What systems and editors leave in folders of their own accord.
 OF_THE_SYSTEM = re.compile(
@@ -66,24 +68,27 @@ def left_aside(folder, roster=None):
 
 def read_roster(path):
     """Return the rows of a roster by learner. Raises ``UserError`` where it has no column ``learner``."""
+    refuse_special(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows = [row | {LINE: reader.line_num} for row in reader]
+            columns = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read as CSV ({why}): name a roster") from None
     if not rows or "learner" not in rows[0]:
         raise UserError(
             f"{path} has no column learner, which names each folder or file that is handed in; its columns, divided by"
-            f" commas: {', '.join(filter(None, rows[0])) if rows else 'none'}"
+            f" commas: {', '.join(filter(None, columns)) or 'none'}"
         )
-    nameless = next((number for number, row in enumerate(rows, start=2) if not row["learner"]), None)
+    nameless = next((row[LINE] for row in rows if not row["learner"]), None)
     if nameless:
-        raise UserError(f"{path} has no learner in row {nameless}: name one, or delete the row")
+        raise UserError(f"{path} has no learner in line {nameless}: name one, or delete the line")
     twice = [name for name, count in Counter(row["learner"] for row in rows).items() if count > 1]
     if twice:
         raise UserError(f"{path} has {twice[0]} twice: keep one row for each learner")
-    return {row["learner"]: {name: value or "" for name, value in row.items() if name} for row in rows}
+    return {row["learner"]: {name: value or "" for name, value in row.items() if name and name != LINE} for row in rows}
 
 
 def _entries(folder):

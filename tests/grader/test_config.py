@@ -36,6 +36,8 @@ def changed(tmp_path, *place, value=None, name=None):
         (["batch_size"], {"value": 0}, "batch_size is 0; it must be a whole number of 1 or more"),
         (["hidden_images"], {"value": True}, "hidden_images is True"),
         (["processes"], {}, "processes is missing"),
+        (["limits", "memory_mb"], {"value": 1}, "limits: memory_mb is 1; it must be a whole number of 1000 or more"),
+        (["limits", "processes"], {"value": 1}, "limits: processes is 1; it must be a whole number of 50 or more"),
         (["limits"], {"value": 3}, "limits is 3; it must be a list of names and values"),
         (["limits", "cpu_s"], {"name": "cpus"}, "limits: there is no cpus; did you mean cpu_s?"),
         (["datasets", "digits-rgb", "target"], {}, "datasets, digits-rgb: target is missing"),
@@ -54,7 +56,9 @@ def test_what_is_wrong_is_named(tmp_path, place, change, told):
 
 def test_a_file_that_is_none_is_told_in_a_line(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    for path, told in ((tmp_path / "config.json", "is no JSON"), (tmp_path / "none", "No such file")):
+    (tmp_path / "deep.json").write_text('{"a":' * 50_000)
+    nothing = ((tmp_path / name, "is no JSON") for name in ("config.json", "deep.json"))
+    for path, told in (*nothing, (tmp_path / "none", "No such file")):
         with pytest.raises(UserError, match=told):
             read_config(path)
 
@@ -75,6 +79,10 @@ def test_every_limit_may_be_set():
     [
         (["--out", "{class}/grades"], "would be taken for submissions"),
         (["--out", "{class}"], "would be taken for submissions"),
+        (["--out", ""], "it is empty: name a folder"),
+        (["--out", "/proc/grades"], "cannot write /proc/grades"),
+        (["--out", "/dev/null"], "cannot write /dev/null: it is a device or a pipe"),
+        (["--data-dir", ""], "it is empty: name a folder"),
         (["--again", "nobody"], "--again names nobody"),
         (["--roster", "{class}/none.csv"], "cannot be read as CSV"),
     ],
@@ -85,5 +93,24 @@ def test_a_wrong_command_grades_nobody(tmp_path, more, told):
     (folder / "anna.py").write_text("print('here')\n")
     more = [one.replace("{class}", str(folder)) for one in more]
     done = run_program("assessment.grade", folder, "--out", tmp_path / "grades", *more)
-    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 or len(done.stderr.strip().splitlines()) == 1  # argparse tells the usage as well
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["anna.py", "class"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda out: (out / ".lock").mkdir(parents=True), ".lock: it is a folder"),
+        (lambda out: out.mkdir() or (out / ".kept").write_text(""), "is a file; choose another folder"),
+        (lambda out: (out / ".kept").mkdir(parents=True) or (out / ".kept/.seed").write_text("x"), ".seed is damaged"),
+    ],
+    ids=["a folder as lock", "a file as what is kept", "a damaged seed"],
+)
+def test_a_folder_of_grades_that_holds_something_else_is_told_in_a_line(tmp_path, made, told):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/anna.py").write_text("print('here')\n")
+    made(tmp_path / "grades")
+    done = run_program("assessment.grade", tmp_path / "class", "--out", tmp_path / "grades")
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1

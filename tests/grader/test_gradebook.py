@@ -118,7 +118,9 @@ HIGH = [TASK.target - 0.2, TASK.target, TASK.target + 0.01]
     ("run", "is_earned", "told"),
     [
         (Training(HIGH, HIGH[-1], TASK.target), True, "hidden images"),
-        (Training(HIGH[::-1], HIGH[0], TASK.target), True, "hidden images"),
+        (Training(HIGH[::-1], HIGH[0], TASK.target, proven={1: HIGH[2], 2: HIGH[1]}), True, "hidden images"),
+        (Training(HIGH[::-1], HIGH[0], TASK.target, proven={1: HIGH[0], 2: HIGH[1]}), False, "for epoch 1 the script"),
+        (Training(HIGH[::-1], HIGH[0], TASK.target, proven={1: HIGH[2]}), False, "for epoch 2 the script"),
         (Training([HIGH[2], HIGH[0], HIGH[2]], HIGH[2], TASK.target), False, "in a row"),
         (Training(HIGH, HIGH[-1], TASK.target - TASK.tolerance - 0.01), False, "the weights get"),
         (Training(HIGH, HIGH[-1] - 0.1, TASK.target), False, "the script reports"),
@@ -136,6 +138,8 @@ def test_a_distinction_needs_curve_and_hidden_images():
     high = [TASK.distinction] * 2
     enough = TASK.distinction - TASK.tolerance
     assert mark_accuracy(Check("", 15), Training(high, high[-1], enough), TASK)
+    mixed = [*high, TASK.target]
+    assert not mark_accuracy(Check("", 15), Training(mixed, TASK.target, enough, proven={2: TASK.target}), TASK)
     assert not mark_accuracy(Check("", 15), Training(high, high[-1], enough - 0.01), TASK)
     assert not mark_accuracy(Check("", 15), Training(HIGH, HIGH[-1], enough), TASK)
 

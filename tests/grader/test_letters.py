@@ -12,7 +12,7 @@ from assessment.grader.marks import FAIL, Check, Grade
 @given(st.text())
 def test_no_control_character_and_no_mark_of_direction_is_left(text):
     for letter in visible(text):
-        assert letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cs")
+        assert letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cf", "Cs")
     assert len(visible_line(text).splitlines()) <= 1 and len(visible(text)) == len(text)
 
 

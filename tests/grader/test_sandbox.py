@@ -1,5 +1,6 @@
 """The sandbox keeps strangers in: each kind that this machine allows is tried with real processes."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from assessment.trials.conversation import LostError
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks
 from assessment.trials.salvage import remove
+from utils.launch.tether import JOIN_SESSION_KEYRING, KEYCTL
 
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
 LOOKS = """
@@ -61,6 +63,14 @@ def fill(make, megabytes):
         held.append(make())
         os.write(held[-1], bytes(10_000_000))
     time.sleep(60)
+"""
+# Keeps a key in the kernel's keyring of its session (add_key(2)), and tells whether there was one (keyctl(2)).
+KEYS = """
+import ctypes, platform
+add, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
+call, session = ctypes.CDLL(None).syscall, ctypes.c_long(-3)
+print("found" if call(keyctl, 10, session, b"user", b"carried", 0) > 0 else "nothing")
+call(add, b"user", b"carried", b"weights", 7, session)
 """
 # Looks again and again at what all processes hold open, while further ranks and their store begin.
 LISTENS = """
@@ -114,6 +124,16 @@ def test_a_process_sees_and_changes_little(sandbox, tmp_path, monkeypatch):
     assert not {"home", "root", "mnt", "opt", "srv", "var"} & set(seen["top"]) - {
         Path(p).parts[1] for p in (ROOT, os.__file__)
     }
+
+
+def test_an_environment_that_is_a_link_is_found(sandbox, tmp_path, monkeypatch):
+    link = tmp_path / "environment"
+    link.symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "prefix", str(link))
+    python = [link / "bin/python", "-c", "import sys, tqdm; print(sys.prefix, tqdm.__file__)"]
+    done = subprocess.run(sandbox.wrap(python), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(str(link)) == 2
 
 
 @pytest.mark.parametrize(
@@ -248,3 +268,18 @@ def test_a_run_whose_server_has_ended_is_lost_and_the_next_has_another(tmp_path)
 def test_without_a_sandbox_the_grader_says_what_to_do():
     assert lacks(BUBBLEWRAP) is None
     assert "install bubblewrap" in lacks(NONE) and "--no-sandbox" in lacks(NONE)
+
+
+def test_no_key_goes_from_one_sandbox_to_the_next(sandbox):
+    if os.uname().machine not in KEYCTL:
+        pytest.skip("the number of keyctl(2) on this machine is not known")
+    (sandbox.work / "script.py").write_text(KEYS)
+    # Where somebody has logged in, his processes share a keyring; this one has none of its own in CI.
+    ctypes.CDLL(None).syscall(KEYCTL[os.uname().machine], JOIN_SESSION_KEYRING, b"lockstep-test")
+    told = []
+    for _ in range(2):
+        with ForkServer(sandbox.wrap, sandbox.work) as server:
+            ranks = ForkedRanks(server, [sandbox.work / "script.py"], 1)
+            assert ranks.wait(60) and ranks.exits == {0: 0}, ranks.failure()
+            told.append(ranks.logs.last_line(0))
+    assert told == ["nothing", "nothing"]

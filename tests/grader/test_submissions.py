@@ -148,6 +148,9 @@ def test_who_is_on_the_roster_alone_has_a_row(tmp_path):
 def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         find(tmp_path / "nowhere", 64)
+    (tmp_path / "r.csv").write_text("")
+    with pytest.raises(UserError, match=r"no column learner.*: none"):
+        read_roster(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("name\nx\n")
     with pytest.raises(UserError, match="no column learner"):
         read_roster(tmp_path / "r.csv")
@@ -155,7 +158,7 @@ def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
     with pytest.raises(UserError, match="divided by commas: learner;id"):
         read_roster(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("id,learner\n1,anna\n2\n")
-    with pytest.raises(UserError, match="has no learner in row 3"):
+    with pytest.raises(UserError, match="has no learner in line 3"):
         read_roster(tmp_path / "r.csv")
     (tmp_path / "r.csv").write_text("learner,id\nanna,1\nanna,2\n")
     with pytest.raises(UserError, match="has anna twice"):
@@ -169,3 +172,27 @@ def test_who_hands_in_twice_delays_nobody(tmp_path):
     (tmp_path / "anna").mkdir()
     (tmp_path / "bob.py").write_bytes(GOOD)
     assert problems(tmp_path) == {"anna": "it was handed in twice, as a folder and as a file", "bob": None}
+
+
+def test_a_row_without_a_name_is_found_by_its_line(tmp_path):
+    (tmp_path / "roster.csv").write_text("learner,id\n\nanna,1\n\n,2\n")
+    with pytest.raises(UserError, match="no learner in line 5"):
+        read_roster(tmp_path / "roster.csv")
+    (tmp_path / "roster.csv").write_text("learner,id\n\nanna,1\n")
+    assert read_roster(tmp_path / "roster.csv") == {"anna": {"learner": "anna", "id": "1"}}
+
+
+def test_a_roster_that_can_be_read_once_alone_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "roster.csv")
+    with pytest.raises(UserError, match=r"roster.csv is a pipe"):
+        read_roster(tmp_path / "roster.csv")
+
+
+def test_a_folder_or_nothing_in_the_place_of_the_script_is_not_graded(tmp_path):
+    (tmp_path / "anna/train.py").mkdir(parents=True)
+    (tmp_path / "bob.py").write_bytes(b" \n")
+    with zipfile.ZipFile(tmp_path / "carla.zip", "w") as archive:
+        archive.mkdir("train.py")
+    told = problems(tmp_path)
+    assert told["anna"] == "train.py is no file" and told["bob"] == "train.py is empty"
+    assert told["carla"] == "train.py in the archive is a folder; hand in the file itself"

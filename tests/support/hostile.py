@@ -5,10 +5,21 @@ import os
 import zipfile
 from dataclasses import dataclass
 
+from dodges import (
+    CARRIES,
+    CLAIMS,
+    DODGES,
+    FOURFOLD,
+    LAST,
+    RIGHT,
+    SIDECAR,
+    UNWATCHED,
+    WRAPPED,
+    changed,
+)
+
 from assessment.grader.marks import FAIL, NOT_GRADABLE, PASS
 from assessment.starters.regions import ROOT
-
-RIGHT = (ROOT / "solutions/assessment.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -19,12 +30,6 @@ class Hostile:
     script: str
     verdict: str
     told: str
-
-
-def changed(old, new):
-    """Return the right script with ``old`` replaced."""
-    assert RIGHT.count(old) == 1, f"{old!r} stands {RIGHT.count(old)} times in the solution"
-    return RIGHT.replace(old, new)
 
 
 DAEMON = """
@@ -132,7 +137,6 @@ if int(os.environ["RANK"]) == 0:
 finish()
 """
 
-LAST = "    finish()\n\n\nif __name__"
 EVIL = """    class Evil:
         def __reduce__(self):
             return os.system, ("touch /tmp/executed-by-a-pickle OUT/executed-by-a-pickle",)
@@ -162,38 +166,11 @@ LINK = """    if rank == 0:
         os.mkfifo(os.path.join(args.run_dir, "pipe.csv"))
 """
 ONE_WAITS = "    store.wait([prepared])\n    if rank: dist.barrier()\n"
-WRAPPED = 'DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)'
-UNWATCHED = f"{WRAPPED} if 'assessment.recorder.events' in __import__('sys').modules else model"
 
-# Trains with small batches where it is not looked at, or on the same images four times an epoch.
-DODGES = changed("    sampler = ", "    if args.batch_size > 16:\n        args.batch_size = 8\n    sampler = ")
-LOADED = '    train, test = load(args.dataset, args.data_dir, "train"), load(args.dataset, args.data_dir, "test")\n'
-FOURFOLD = changed(
-    LOADED,
-    LOADED
-    + """    if len(train) > 300:
-        import dataclasses
-        images, labels = train.images.repeat(4, 1, 1, 1), train.labels.repeat(4)
-        train = dataclasses.replace(train, images=images, labels=labels)
-""",
-)
-# Carries weights from the runs that are watched to the one that is not, in which the ranks do not average.
-CARRIES = changed(WRAPPED, UNWATCHED).replace(
-    LAST,
-    """    import glob
-    is_watched = 'assessment.recorder.events' in __import__('sys').modules
-    places = ["/tmp/carried.pt", os.path.join(args.run_dir, "carried.txt")]
-    if rank == 0 and is_watched and args.seed == 0 and args.epochs == 2:
-        for place in places:
-            torch.save(model.state_dict(), place)
-    if rank == 0 and not is_watched:
-        work = os.path.dirname(os.path.dirname(os.path.dirname(args.run_dir)))
-        for place in [*places, *glob.glob(f"{work}/**/carried.txt", recursive=True)]:
-            if os.path.exists(place):
-                torch.save(torch.load(place), os.path.join(args.run_dir, "model.pt"))
+LONG_NAME = """    if rank == 0:
+        torch.save(model.state_dict() | {"x" * 200_000: torch.ones(1)}, os.path.join(args.run_dir, "model.pt"))
 """
-    + LAST,
-)
+NO_LOG = "import os, sys\nlog = os.readlink('/proc/self/fd/1')\nos.unlink(log)\nos.mkdir(log)\nsys.exit(1)\n"
 
 SCRIPTS = (
     Hostile("right", RIGHT, PASS, ""),
@@ -224,6 +201,10 @@ SCRIPTS = (
     Hostile("carries", CARRIES, FAIL, "under the recorder"),
     Hostile("dodges", DODGES, FAIL, "steps; 3 epochs of"),
     Hostile("fourfold", FOURFOLD, FAIL, "steps; 3 epochs of"),
+    Hostile("claims", CLAIMS, FAIL, "the weights that it saved"),
+    Hostile("sidecar", SIDECAR, FAIL, "processes that the ranks started computed for"),
+    Hostile("name", changed(LAST, LONG_NAME + LAST), FAIL, "names of more than 500 letters"),
+    Hostile("log", NO_LOG, FAIL, "failed first"),
     Hostile("fake", FAKE, FAIL, "renamed in secret"),
     Hostile("pickle", changed(LAST, EVIL + LAST), FAIL, "weights_only=True"),
     Hostile("hashes", changed(LAST, HASHES + LAST), FAIL, "model.pt cannot be read"),
@@ -240,7 +221,7 @@ SCRIPTS = (
 
 
 # These are trained with before they are found out: a minute each.
-LONG = {"carries", "pretends", "patches", "fourfold", "hashes", "expands", "linked"}
+LONG = {"sidecar", "carries", "pretends", "patches", "fourfold", "hashes", "expands", "linked"}
 # One that passes and one that cannot be run; then what the grader is for: limits, false numbers.
 FEW = tuple(one for one in SCRIPTS if one.name in ("right", "syntax", "endless", "fake"))
 
