@@ -55,8 +55,8 @@ bench: setup ## measure the parts of the course beside what they are compared wi
 claims: setup ## measure what is missing of ten runs of every claim in each precision: hours; make claims CHAPTERS="04 05"
 	@$(PY) -m benchmarks.claims $(CHAPTERS) $(if $(ANEW),--anew)
 
-soak: setup ## start and end 100 training runs; grade a class of 30 in each kind of sandbox, and killed ten times
-	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/scripts/test_clean_end.py -s
+soak: setup ## start and end 100 training runs, kill twenty; grade a class of 30 in each kind of sandbox, and killed ten times
+	@LOCKSTEP_SOAK=100 $(PY) -m pytest tests/scripts/test_clean_end.py tests/scripts/test_survival.py -s
 	@LOCKSTEP_CLASS=30 $(PY) -m pytest tests/grader/test_grader.py tests/grader/test_whole_class.py -s
 
 mutants: setup ## put all wrong and right submissions through the checker, or some: make mutants LABS="03 04"

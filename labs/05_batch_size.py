@@ -26,6 +26,7 @@ from utils.data import load, prepare, whole_batch
 from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 from utils.parallel.sync_batchnorm import convert_sync_batchnorm
+from utils.saver import Saver
 
 
 def parse_args():
@@ -33,6 +34,7 @@ def parse_args():
     flags.take("dataset", "data-dir", "run-dir", "train-images", "augment")
     flags.take("epochs", "batch-size", "base-lr", "momentum", "target-accuracy", "patience", "seed")
     flags.take("model", "width", "dropout", "sync-batchnorm", "precision", "device", "backend", "timeout")
+    flags.take("resume", "checkpoint-every")
     flags.add_argument(
         "--micro-batch-size", type=at_least(1), help="images at once in each process (default: all of its batch)"
     )
@@ -146,22 +148,27 @@ def main():
     optimizer = torch.optim.SGD(parallel.parameters(), lr=args.base_lr, momentum=args.momentum)
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
+    # With --resume a run that was killed goes on where it was saved last, to the same weights (chapter 12).
+    run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+    parts, draws = {"model": parallel, "optimizer": optimizer}, [augmenting, loader.generator]
+    saver = Saver(run_dir, parts, draws, args, effective_batch=world_size * args.batch_size)
+
     record = None
     if rank == 0:
-        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
         effective_batch = world_size * args.batch_size
-        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+        sizes = {"world_size": world_size, "effective_batch": effective_batch}
+        record = runs.Record(run_dir, vars(args), **sizes, goes_on_from=saver.record)
 
     micro_batch = args.micro_batch_size or args.batch_size
-    training_time, epochs_at_target = 0.0, 0
-    for epoch in range(1, args.epochs + 1):
+    training_time, epochs_at_target = saver.so_far(args.target_accuracy)
+    for epoch in range(saver.epoch, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         parallel.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
-        start = time.perf_counter()
+        start = time.perf_counter() - saver.elapsed
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
-        for images, labels in steps:
+        for images, labels in saver.steps(steps, sums, record):
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             optimizer.zero_grad()
             # TODO 5 Take at most `micro_batch` images at a time, forward and backward, before the optimizer's one step.
@@ -209,6 +216,7 @@ def main():
                 f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
                 f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
             )
+        saver.end_epoch(record, is_last=done or epoch == args.epochs)
         if done:
             break
 
@@ -231,4 +239,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/05_batch_size.py, unchanged while this number fits: e17ead9fd838
+# From solutions/05_batch_size.py, unchanged while this number fits: 1568e63b143c

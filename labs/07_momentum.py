@@ -24,6 +24,7 @@ from utils.data import load, prepare, whole_batch
 from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 from utils.parallel.sync_batchnorm import convert_sync_batchnorm
+from utils.saver import Saver
 
 
 def parse_args():
@@ -32,6 +33,7 @@ def parse_args():
     flags.take("epochs", "batch-size", "base-lr", "reference-batch", "lr-scaling", "lr-decay")
     flags.take("momentum", "target-accuracy", "patience", "seed")
     flags.take("model", "width", "dropout", "sync-batchnorm", "precision", "device", "backend", "timeout")
+    flags.take("resume", "checkpoint-every")
     return flags.parse_args(), flags.defaults()
 
 
@@ -138,25 +140,31 @@ def main():
     factor = effective_batch / args.reference_batch
     rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]
     optimizer = SGD(parallel.parameters(), lr=rate, momentum=args.momentum)
-    # TODO 2 Make a schedule that divides the rate by 1 + decay x step. It starts with step 0.
+    # TODO 2 This schedule leaves the rate as it is: let it divide it by 1 + decay x step, which is 0 at first.
     # Look up: torch.optim.lr_scheduler.LambdaLR
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
+    # With --resume a run that was killed goes on where it was saved last, to the same weights (chapter 12).
+    run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+    parts, draws = {"model": parallel, "optimizer": optimizer, "schedule": schedule}, [augmenting, loader.generator]
+    saver = Saver(run_dir, parts, draws, args, effective_batch)
+
     record = None
     if rank == 0:
-        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
-        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+        sizes = {"world_size": world_size, "effective_batch": effective_batch}
+        record = runs.Record(run_dir, vars(args), **sizes, goes_on_from=saver.record)
 
-    training_time, epochs_at_target = 0.0, 0
-    for epoch in range(1, args.epochs + 1):
+    training_time, epochs_at_target = saver.so_far(args.target_accuracy)
+    for epoch in range(saver.epoch, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         parallel.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
-        start = time.perf_counter()
+        start = time.perf_counter() - saver.elapsed
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
-        for images, labels in steps:
+        for images, labels in saver.steps(steps, sums, record):
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                 logits = parallel(images)
@@ -203,6 +211,7 @@ def main():
                 f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
                 f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
             )
+        saver.end_epoch(record, is_last=done or epoch == args.epochs)
         if done:
             break
 
@@ -217,4 +226,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/07_momentum.py, unchanged while this number fits: 87bad1aaaacc
+# From solutions/07_momentum.py, unchanged while this number fits: 1c30b6f2d978

@@ -24,6 +24,7 @@ from utils.data import load, prepare, whole_batch
 from utils.data.augment import augment
 from utils.errors import UserError, one_line_errors
 from utils.parallel.sync_batchnorm import convert_sync_batchnorm
+from utils.saver import Saver
 
 
 def parse_args():
@@ -32,6 +33,7 @@ def parse_args():
     flags.take("epochs", "batch-size", "base-lr", "reference-batch", "lr-scaling", "warmup-epochs", "lr-decay")
     flags.take("momentum", "target-accuracy", "patience", "seed")
     flags.take("model", "width", "dropout", "sync-batchnorm", "precision", "device", "backend", "timeout")
+    flags.take("resume", "checkpoint-every")
     flags.add_argument("--optimizer", choices=("sgd", "novograd"), default="sgd")
     flags.add_argument("--weight-decay", type=at_least(0.0), default=0.0)
     return flags.parse_args(), flags.defaults()
@@ -165,20 +167,25 @@ def main():
     )
     augmenting = torch.Generator(device).manual_seed(args.seed + rank)
 
+    # With --resume a run that was killed goes on where it was saved last, to the same weights (chapter 12).
+    run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
+    parts, draws = {"model": parallel, "optimizer": optimizer, "schedule": schedule}, [augmenting, loader.generator]
+    saver = Saver(run_dir, parts, draws, args, effective_batch)
+
     record = None
     if rank == 0:
-        run_dir = args.run_dir or runs.run_folder(__file__, vars(args), defaults, world_size)
-        record = runs.Record(run_dir, vars(args), world_size=world_size, effective_batch=effective_batch)
+        sizes = {"world_size": world_size, "effective_batch": effective_batch}
+        record = runs.Record(run_dir, vars(args), **sizes, goes_on_from=saver.record)
 
-    training_time, epochs_at_target = 0.0, 0
-    for epoch in range(1, args.epochs + 1):
+    training_time, epochs_at_target = saver.so_far(args.target_accuracy)
+    for epoch in range(saver.epoch, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         parallel.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, images
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
-        start = time.perf_counter()
+        start = time.perf_counter() - saver.elapsed
         steps = tqdm(loader, f"epoch {epoch}", leave=False, disable=None if rank == 0 else True)
-        for images, labels in steps:
+        for images, labels in saver.steps(steps, sums, record):
             images, labels = augment(images.to(device), args.augment, augmenting), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                 logits = parallel(images)
@@ -223,6 +230,7 @@ def main():
                 f"epoch {epoch}: {epoch_time:.1f} s, {row['images_per_s']:,.0f} images/s,"
                 f" train loss {row['train_loss']:.3f}, val accuracy {val_accuracy:.4f}"
             )
+        saver.end_epoch(record, is_last=done or epoch == args.epochs)
         if done:
             break
 
@@ -237,4 +245,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/09_novograd.py, unchanged while this number fits: cf8c2786e4a1
+# From solutions/09_novograd.py, unchanged while this number fits: 4e974e181a5c

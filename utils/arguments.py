@@ -7,12 +7,22 @@ A flag that one chapter teaches stands in its own script. What is wrong in a com
 """
 
 import argparse
+import os
 
 from utils import devices, models
 from utils.data.augment import AUGMENTATIONS
 from utils.errors import UserError
 
 DAY_S = 86_400
+# What torchrun tells a script through the environment, and the values that make sense.
+TOLD_BY_TORCHRUN = {
+    "RANK": (0, 2**31),
+    "WORLD_SIZE": (1, 2**31),
+    "LOCAL_RANK": (0, 2**31),
+    "LOCAL_WORLD_SIZE": (1, 2**31),
+    "MASTER_PORT": (1, 2**16 - 1),
+}
+ALSO_TOLD = ("MASTER_ADDR", "GROUP_RANK")
 
 
 def at_least(least):
@@ -34,14 +44,21 @@ def within(least, most):
     return number
 
 
+def folder(text):
+    """Return the name of a folder; an empty one, as an unset shell variable gives, would mean another."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: name a folder")
+    return text
+
+
 FLAGS = {
     "dataset": {"default": "digits", "help": "digits, digits-rgb, fashion-mnist, mnist, cifar10 or folder:PATH"},
-    "data-dir": {"default": "data", "help": "where prepared datasets lie"},
-    "run-dir": {"help": "where the record goes (default: runs/<script>-<settings>)"},
+    "data-dir": {"type": folder, "default": "data", "help": "where prepared datasets lie"},
+    "run-dir": {"type": folder, "help": "where the record goes (default: runs/<script>-<settings>)"},
     "train-images": {"type": at_least(1), "help": "train on the first so many images only"},
     "epochs": {"type": at_least(1), "default": 20, "help": "at most so many"},
     "batch-size": {"type": at_least(1), "default": 64, "help": "images a step in each process"},
-    "base-lr": {"type": at_least(0.0), "default": 0.05, "help": "learning rate"},
+    "base-lr": {"type": within(0.0, 1e6), "default": 0.05, "help": "learning rate"},
     "reference-batch": {"type": at_least(1), "default": 32, "help": "effective batch that --base-lr is meant for"},
     "lr-scaling": {"choices": ("none", "sqrt", "linear"), "default": "none", "help": "how the rate follows the batch"},
     "warmup-epochs": {
@@ -62,6 +79,8 @@ FLAGS = {
     "timeout": {
         "type": within(1.0, DAY_S), "default": 60, "help": "seconds after which a rank that waits for another gives up",
     },
+    "resume": {"action": "store_true", "help": "go on from the last checkpoint in --run-dir, where there is one"},
+    "checkpoint-every": {"type": at_least(0.0), "default": 60.0, "help": "seconds between checkpoints"},
     "seed": {"type": within(0, 2**32 - 1), "default": 0, "help": "decides all that is drawn at random"},
 }  # fmt: skip
 
@@ -78,6 +97,11 @@ class Flags(argparse.ArgumentParser):
             self.add_argument(f"--{name}", **FLAGS[name] | changes)
         return self
 
+    def parse_args(self, args=None, namespace=None):
+        """Return the flags of the command line. Raises ``UserError`` for them, and for ranks that cannot be."""
+        refuse_wrong_ranks()
+        return super().parse_args(args, namespace)
+
     def defaults(self):
         """Return the default of every flag by name."""
         return vars(self.parse_args([]))
@@ -85,3 +109,26 @@ class Flags(argparse.ArgumentParser):
     def error(self, message):
         """Raise ``UserError`` in the place of a page about the usage."""
         raise UserError(f"{message} (--help lists all flags)")
+
+
+def refuse_wrong_ranks():
+    """Raise ``UserError`` where the environment holds ranks that torchrun never sets, as after a typing error."""
+    told = {name: os.environ[name] for name in TOLD_BY_TORCHRUN if name in os.environ}
+    lacking = [name for name in (*TOLD_BY_TORCHRUN, *ALSO_TOLD) if not os.environ.get(name)]
+    if "RANK" in told and lacking:
+        raise UserError(
+            f"the environment has RANK={told['RANK']} and lacks {', '.join(lacking)}, which torchrun sets: unset RANK,"
+            " and use torchrun"
+        )
+    for name, text in told.items():
+        least, most = TOLD_BY_TORCHRUN[name]
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise UserError(
+                f"the environment has {name}={text!r}, which torchrun never sets: unset it, and use torchrun"
+            )
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if rank in told and int(told[rank]) >= int(told.get(size, 2**31)):
+            raise UserError(
+                f"the environment has {rank}={told[rank]} and {size}={told[size]}, but ranks count from 0:"
+                " unset them, and use torchrun"
+            )

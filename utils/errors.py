@@ -29,6 +29,9 @@ def one_line_errors():
     except UserError as problem:
         sys.exit(str(problem))
     except RuntimeError as error:
+        if type(error).__name__ == "DistNetworkError":  # of torch, which not every program here imports
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            sys.exit(f"nobody answers at {place}, where rank 0 should be ({first_line(error)}): use torchrun")
         stopped = stopped_ranks() if IN_VAIN.search(str(error)) else []
         if stopped:
             who = " and ".join(f"rank {rank} (process {pid})" for rank, pid in stopped)

@@ -45,9 +45,9 @@ def cannot_write(path, error):
         free = shutil.disk_usage(_there(path)).free / MEGABYTE
         return f"cannot write {path}: the disk has {free:,.0f} MB left; free some space or choose another folder"
     if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-        what = "it" if Path(path).is_dir() else _there(path)
-        kind = "folder" if Path(path).is_dir() else "file"
-        return f"cannot write {path}: {what} is a {kind}; choose another folder"
+        what = Path(path) if Path(path).exists() else _there(path)
+        kind = "folder" if what.is_dir() else "file" if what.is_file() else "device or a pipe"
+        return f"cannot write {path}: {'it' if what == Path(path) else what} is a {kind}; choose another folder"
     if number == errno.ENAMETOOLONG:
         return f"cannot write {path}: {reason}; choose another folder with a shorter name"
     return f"cannot write {path}: {reason}; choose another folder that you may write to"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from utils.errors import UserError
-from utils.files import cannot_write, written_whole
+from utils.files import cannot_write, refuse_special, written_whole
 
 COLUMNS = (
     "epoch",
@@ -33,7 +33,10 @@ COLUMNS = (
     "val_loss",
     "val_accuracy",
 )
-ELSEWHERE = ("data_dir", "run_dir")  # where things lie is no setting of the training
+# Where things lie is no setting of the training, nor is what it goes on from.
+ELSEWHERE = ("data_dir", "run_dir", "resume", "checkpoint_every")
+OF_A_RUN = ("metrics.csv", "model.pt", "summary.json")  # beside config.json, which comes first
+DIVIDED = ("world_size", "batch_size")  # what may change where a run goes on with the same effective batch
 
 
 def run_folder(script, args, defaults, world_size, runs_dir="runs"):
@@ -75,9 +78,12 @@ class Record:
     ``config`` is a mapping of all settings. The same settings write the run anew; a folder that holds
     a run with other settings, or one that is being written, is refused with a ``UserError``. From then
     on SIGTERM and Ctrl-C leave the state ``stopped``, an error leaves ``failed``.
+
+    ``goes_on_from`` is what ``state()`` returned at some time of the same run, on as many processes or on others: the
+    record is then what it was at that time, whatever was written since.
     """
 
-    def __init__(self, run_dir, config, *, world_size, effective_batch):
+    def __init__(self, run_dir, config, *, world_size, effective_batch, goes_on_from=None):
         self.folder = Path(run_dir)
         config = {name: value for name, value in config.items() if name not in ELSEWHERE}
         self._config = config | {"world_size": world_size}
@@ -91,39 +97,60 @@ class Record:
             "target_reached": False,
             "state": "running",
         }
-        self._open()
+        self._rows, self._model = [], None  # of the epochs that have finished; the weights after the last of them
+        self._open(goes_on_from)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         atexit.register(self._end, "failed")
 
-    def _open(self):
+    def _open(self, goes_on_from):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.folder / ".lock")
             self._lock.acquire(timeout=0)
-            self._refuse_other_settings()
-            for name in ("metrics.csv", "model.pt", "checkpoint.pt", "summary.json"):
+            self._refuse_other_settings(DIVIDED if goes_on_from else ())
+            write_json(self.folder / "config.json", self._config)
+            for name in OF_A_RUN:
                 (self.folder / name).unlink(missing_ok=True)
-            self._append(",".join(COLUMNS))
+            self._restore(goes_on_from or {})
         except Timeout:
             raise UserError(f"another run is writing to {self.folder}: stop it or choose another --run-dir") from None
         except OSError as error:
             raise UserError(cannot_write(error.filename or self.folder / "metrics.csv", error)) from error
-        write_json(self.folder / "config.json", self._config)
         write_json(self.folder / "summary.json", self.summary)
+
+    def state(self):
+        """Return what the record holds, as plain values and tensors: another ``Record`` goes on from that."""
+        return {"rows": list(self._rows), "summary": dict(self.summary), "model": self._model}
+
+    def _restore(self, state):
+        self._rows, self._model = list(state.get("rows", ())), state.get("model")
+        told = state.get("summary", {})
+        self.summary |= {name: one for name, one in told.items() if name not in ("world_size", "state")}
+        with written_whole(self.folder / "metrics.csv") as part:
+            part.write_text("\n".join([",".join(COLUMNS), *self._rows, ""]), encoding="utf-8")
+        if self._model is not None:
+            self._save_model()
+
+    def _save_model(self):
+        with written_whole(self.folder / "model.pt") as part:
+            torch.save(self._model, part)
 
     def _append(self, line):
         with open(self.folder / "metrics.csv", "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def _refuse_other_settings(self):
+    def _refuse_other_settings(self, but):
         path = self.folder / "config.json"
         if not path.exists():
+            foreign = next((name for name in OF_A_RUN if (self.folder / name).exists()), None)
+            if foreign:
+                raise UserError(f"{self.folder / foreign} is of no run of the course: choose another --run-dir")
             return
         there = read_json(path)
         if not isinstance(there, dict):
             raise UserError(f"{path} is damaged (it holds no settings): remove it")
-        for name in sorted(there.keys() | self._config.keys()):
+        for name in sorted((there.keys() | self._config.keys()) - {*but}):
             old, asked = there.get(name), json.loads(json.dumps(self._config.get(name)))
             if old != asked:
                 raise UserError(
@@ -141,17 +168,17 @@ class Record:
         if not (self.folder / "metrics.csv").exists():
             raise UserError(f"{self.folder} has been removed or moved while the run went on: start the run again")
         self._writing = True
-        state = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
-        with written_whole(self.folder / "model.pt") as part:
-            torch.save(state, part)
+        self._model = {name: one.detach().to("cpu", copy=True) for name, one in module.state_dict().items()}
+        self._save_model()
         self.summary["epochs"] += 1
         self.summary["last_val_accuracy"] = row["val_accuracy"]
         best = self.summary["best_val_accuracy"]
         self.summary["best_val_accuracy"] = max(row["val_accuracy"], best or 0.0)
         self.summary["target_reached"] = target_reached
         row = {"epoch": self.summary["epochs"]} | row
+        self._rows.append(",".join(str(row[name]) for name in COLUMNS))
         try:
-            self._append(",".join(str(row[name]) for name in COLUMNS))
+            self._append(self._rows[-1])
         except OSError as error:
             raise UserError(cannot_write(self.folder / "metrics.csv", error)) from error
         write_json(self.folder / "summary.json", self.summary)
@@ -174,11 +201,12 @@ class Record:
             write_json(self.folder / "summary.json", self.summary)
 
 
-def finish(record=None):
+def finish(record=None, stopped_by=None):
     """End this process with code 0 once every rank is done; ``record`` is rank 0's, then ``finished``.
 
-    Nothing runs after it. The process leaves through ``os._exit``: on the CPU, gloo's threads abort a
-    few in a hundred correct runs while the interpreter shuts down.
+    ``stopped_by`` is the number of the signal that all ranks end by, where one does: then the record says ``stopped``,
+    and the code is 128 more. Nothing runs after it. The process leaves through ``os._exit``: on the CPU, gloo's threads
+    abort a few in a hundred correct runs while the interpreter shuts down.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -186,8 +214,8 @@ def finish(record=None):
         dist.barrier()
         dist.destroy_process_group()
     if record is not None:
-        record._end("finished")
-    os._exit(0)
+        record._end("stopped" if stopped_by else "finished")
+    os._exit(128 + stopped_by if stopped_by else 0)
 
 
 def read_metrics(run_dir):
@@ -203,6 +231,7 @@ def read_metrics(run_dir):
 
 def read_json(path):
     """Return what the JSON file ``path`` holds. Raises ``UserError`` where it is damaged."""
+    refuse_special(path)
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -195,3 +195,45 @@ def test_bad_input_to_a_script_is_one_line(arguments, complaint, digits, tmp_pat
 def test_03_without_torchrun_says_how_to_start(digits):
     run = run_program(SCRIPT)
     assert run.returncode == 1 and run.stderr.startswith("start this script with torchrun: torchrun --standalone")
+
+
+GOES_ON = """
+config = {"lr": 0.1, "batch_size": int(sys.argv[3]), "resume": True, "checkpoint_every": float(sys.argv[3])}
+state = torch.load(sys.argv[4], weights_only=True)
+record = Record(sys.argv[1], config, world_size=8 // int(sys.argv[3]), effective_batch=8, goes_on_from=state)
+"""
+
+
+def test_a_record_goes_on_from_what_it_held(tmp_path):
+    """Whatever was written since, and also after a kill: rows, weights and summary are again of the same epoch."""
+    folder, kept = tmp_path / "run", tmp_path / "state.pt"
+    begin = """
+record = Record(sys.argv[1], {"lr": 0.1, "batch_size": 8}, world_size=1, effective_batch=8)
+epoch(1.0); torch.save(record.state(), sys.argv[3]); epoch(2.0); epoch(3.0)
+os.kill(os.getpid(), 9)
+"""
+    first = RECORD.replace("record = Record", "unused = lambda: Record")
+    done = run_program("-c", first + begin, folder, 0.1, kept)
+    assert done.returncode == -9 and len(read_metrics(folder)) == 3
+    done = run_program("-c", first + GOES_ON + "os._exit(0)", folder, 0.1, 4, kept)
+    assert done.returncode == 0, done.stderr
+    assert [row["epoch"] for row in read_metrics(folder)] == [1] and weight(folder) == 1.0
+    assert summary(folder)["epochs"] == 1 and summary(folder)["world_size"] == 2
+    assert summary(folder)["state"] == "running"
+    done = run_program("-c", first + GOES_ON + "epoch(4.0); finish(record)", folder, 0.1, 8, kept)
+    assert done.returncode == 0, done.stderr
+    assert [row["epoch"] for row in read_metrics(folder)] == [1, 2] and weight(folder) == 4.0
+    assert summary(folder)["state"] == "finished"
+
+
+def test_other_settings_do_not_go_on(tmp_path):
+    begin = """
+record = Record(sys.argv[1], {"lr": 0.2, "batch_size": 8}, world_size=1, effective_batch=8)
+epoch(1.0); torch.save(record.state(), sys.argv[3]); os._exit(0)
+"""
+    first = RECORD.replace("record = Record", "unused = lambda: Record")
+    run_program("-c", first + begin, tmp_path / "run", 0.1, tmp_path / "state.pt")
+    done = run_program("-c", first + GOES_ON, tmp_path / "run", 0.1, 8, tmp_path / "state.pt")
+    told = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "holds a run with other settings (lr is 0.2 there, 0.1 here)" in told
+    assert weight(tmp_path / "run") == 1.0
