@@ -29,11 +29,11 @@ TARGETS = {
     "minutes": MORE_THAN_NONE,
 }
 LIMITS = {
-    "wall_s": MORE_THAN_NONE,
-    "cpu_s": COUNT,
-    "memory_mb": COUNT,
-    "processes": COUNT,
-    "open_files": COUNT,
+    "wall_s": (float, 10, float("inf")),
+    "cpu_s": (int, 10, float("inf")),
+    "memory_mb": (int, 1000, float("inf")),  # with less, and with fewer processes, no rank starts
+    "processes": (int, 50, float("inf")),
+    "open_files": (int, 100, float("inf")),
     "file_mb": COUNT,
     "disk_mb": COUNT,
     "output_mb": COUNT,
@@ -62,7 +62,7 @@ def read_config(path, dataset=None):
         asked = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
     _hold(asked, {"dataset": (str, None, None), "datasets": dict, "limits": dict}, ASSIGNMENT, path)
     datasets, name = asked.pop("datasets"), dataset or asked["dataset"]

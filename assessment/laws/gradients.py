@@ -17,7 +17,8 @@ FIT = 0.02
 BLUR = 0.1
 MANY = 1000  # numbers in a collective, of which sums of losses and counts have a few
 CLIPPED = "clipped"  # the kind of a verdict: a clip that binds would look like that
-CERTAIN = "certain"  # another kind: nothing that a script may do to the mean makes a gradient so
+UNEVEN = "uneven"  # another kind: shares of several sizes, in a loss that blurs how much an image weighs
+CERTAIN = "certain"  # a third kind: nothing that a script may do to the mean makes a gradient so
 
 
 def gradients_are_averaged(evidence):
@@ -113,15 +114,33 @@ def image_weight(step, world_size, total):
     Losses other than plain cross-entropy (label smoothing, a penalty) blur what is measured a little. Where a loss
     weighs its images by itself (by their class, by how hard they are), it is the mean of their weights.
     """
+    measured = measured_weight(step)
+    nearest = simple_weight(step, world_size, total)
+    return nearest if abs(nearest / max(measured, 1e-12) - 1) < 0.25 else measured
+
+
+def measured_weight(step):
+    """Return how much one image weighs in a rank's loss as far as it was seen, and an equal part where it was not."""
     if not step.weights or len(step.weights) != len(step.rows):
         return 1 / len(step.rows)
     weights = torch.tensor(step.weights)
-    measured = weights.median().item() if weights.std() < BLUR * weights.mean() else weights.mean().item()
-    images, passes = len(step.rows), len(step.sizes)
+    return (weights.median() if weights.std() < BLUR * weights.mean() else weights.mean()).item()
+
+
+def simple_weight(step, world_size, total):
+    """Return the simple fraction that is nearest to what one image weighs in a rank's loss."""
+    measured, images, passes = measured_weight(step), len(step.rows), len(step.sizes)
     simple = [1 / (images * parts) for parts in (1, world_size, 1 / world_size, 1 / passes, world_size / passes)]
     simple += [1.0, 1 / total]
-    nearest = min(simple, key=lambda one: abs(one / measured - 1) if measured else one)
-    return nearest if abs(nearest / max(measured, 1e-12) - 1) < 0.25 else measured
+    return min(simple, key=lambda one: abs(one / measured - 1) if measured else one)
+
+
+def weighs_simply(steps):
+    """Say whether an image weighs a simple fraction in every rank's loss, as with plain cross-entropy."""
+    total = sum(len(step.rows) for step in steps)
+    return all(
+        abs(simple_weight(step, len(steps), total) / max(measured_weight(step), 1e-12) - 1) < CLOSE for step in steps
+    )
 
 
 def weights_are_averaged(rounds, found):
@@ -235,8 +254,9 @@ def near(one, other):
 def unequal(count, rank, number, steps, line=None):
     """Name a gradient in which the images of the ranks do not count alike.
 
-    A loss may weigh the images of one share more than those of another, as long as both have as many. ``line`` is
-    that of an average that the rank took before its step.
+    A loss may weigh the images of one share more than those of another, as long as both have as many. Shares of
+    several sizes make it certain where an image weighs a simple fraction: in a loss that blurs it (focal, smoothed)
+    the wrong fraction may be the nearest. ``line`` is that of an average that the rank took before its step.
     """
     if is_local(count, rank):
         told = f"rank {rank} applies its own gradient alone: what the others computed in step {number} does not count"
@@ -244,10 +264,11 @@ def unequal(count, rank, number, steps, line=None):
             told += f"; what line {line} sends round does not come back into .grad"
         return broken(told, steps[rank].line, CERTAIN)
     told = ", ".join(f"{one:.2f} on rank {other}" for other, one in enumerate(count.tolist()))
+    kind = "" if len({len(step.rows) for step in steps}) == 1 else CERTAIN if weighs_simply(steps) else UNEVEN
     return broken(
         f"in step {number} images count unequally in what rank {rank} applies (1 is right): {told}",
         steps[rank].line,
-        CERTAIN if len({len(step.rows) for step in steps}) > 1 else "",
+        kind,
     )
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from operator import itemgetter
 from pathlib import Path
 
 from assessment.laws.lockstep import per_rank
@@ -187,12 +188,17 @@ def times_the_slowest_rank(trial):
 def time_between(ranks, own):
     """Return the seconds between the validations before and after an epoch; ``own`` are its steps on each rank.
 
-    Without end where not every rank was seen to judge before and after it.
+    Without end where not every rank was seen to judge before and after it. What was held up behind a pass that teaches
+    is no validation: training moves running statistics by a pass of its own, say.
     """
     earlier, later = [], []
     for rank, steps in zip(ranks, own, strict=True):
-        judged = [one["time"] for one in rank.named("forward") if not one["teaches"]]
-        judged += [one["time"] for one in rank.named("delayed") if one["what"] == "evaluation"]
+        passes = rank.named("forward")
+        judged = [one["time"] for one in passes if not one["teaches"]]
+        held_up = [one["time"] for one in rank.named("delayed") if one["what"] == "evaluation"]
+        for at in held_up:
+            behind = max((one for one in passes if one["time"] <= at), key=itemgetter("time"), default=None)
+            judged += [at] if behind and not behind["teaches"] else []
         before = [time for time in judged if steps and time < steps[0].time]
         after = [time for time in judged if steps and time > steps[-1].time]
         if not before or not after:

@@ -40,7 +40,7 @@ class ForkServer:
         name = "the process that starts trials"
         # Nothing of this program's own is held where strangers' scripts run, nor anything that others' grades go to.
         self._talk = Conversation(wrap(command) if wrap else command, name=name, keeps_apart=wrap is not None)
-        self.is_wrapped, self._own = wrap is not None, set()
+        self.is_wrapped, self.own = wrap is not None, set()  # and the processes of its own
         self.is_in_run = False
         self.work = work and Path(work)
         self._another = another
@@ -54,6 +54,12 @@ class ForkServer:
     def members(self):
         """Return the server's process and all that it has started, none where it does not run."""
         return self._talk.members()
+
+    def rank_processes(self):
+        """Return the processes that are ranks of the run, as long as they run."""
+        inside, depth = self._ask("numbers")["ranks"], max(map(len, map(numbers_of, self.own)), default=1)
+        found = {one: numbers_of(one) for one in self.members()}
+        return {one for one, numbers in found.items() if len(numbers) == depth and numbers[-1] in inside}
 
     def said(self):
         """Return the end of what the server has said on standard error in a sandbox."""
@@ -77,8 +83,8 @@ class ForkServer:
         """
         if not self.is_wrapped:
             return
-        system.kill(self.members() - self._own)
-        if self.members() - self._own:
+        system.kill(self.members() - self.own)
+        if self.members() - self.own:
             self.close()
         try:
             salvage(self.work, folder, MOST_BYTES)
@@ -142,7 +148,7 @@ class ForkServer:
             raise LostError(self._talk.stopped or "the process that starts trials has ended")
         if self.pid is None:
             self._talk.ask({"order": "exits"}, ANSWER_S)
-            self._own = self.members()  # nothing of a script's has run yet
+            self.own = self.members()  # nothing of a script's has run yet
         try:
             return self._talk.ask({"order": order} | facts, ANSWER_S)
         except LostError:
@@ -193,6 +199,9 @@ class Serving:
                 if pid in self.ranks:
                     self.codes[self.ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
 
+    def numbers(self):
+        return {"ranks": list(self.ranks)}
+
     def signal(self, pids, number):
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
@@ -208,6 +217,14 @@ class Serving:
             self.reap()
         self.ranks = {}
         return {}
+
+
+def numbers_of(process):
+    """Return the numbers of a process, from the one here to that in the innermost namespace that it lives in."""
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return [int(one) for one in next(line for line in lines if line.startswith("NSpid:")).split()[1:]]
+    return [process.pid]
 
 
 def serve():

@@ -19,6 +19,7 @@ from utils import models
 from utils.data import load
 
 LARGEST = 200_000_000  # numbers in all tensors together
+MOST_NAMES, LONGEST_NAME = 5_000, 500  # tensors, and letters of the name of one
 
 
 def examined(path, test):
@@ -59,6 +60,8 @@ def load_weights(path):
         return f"model.pt holds more than {LARGEST:,} numbers"
     if not all(isinstance(name, str) for name in state):
         return "model.pt holds tensors without names, not the state_dict of a network"
+    if len(state) > MOST_NAMES or any(len(name) > LONGEST_NAME for name in state):
+        return f"model.pt holds more than {MOST_NAMES:,} tensors, or names of more than {LONGEST_NAME} letters"
     return state
 
 

@@ -149,7 +149,7 @@ def _saved(server, run, run_dir):
         is_over = reading.wait(server.patience_s)
         reading.kill()
         if is_over and reading.exits == {0: 0}:
-            found = json.loads(reading.logs.last_line(0))
+            found = json.loads(reading.logs.text(0).strip().splitlines()[-1])
             if found["predictions"] and run.data.order is not None:
                 found["predictions"] = [found["predictions"][at] for at in run.data.order.tolist()]
             return found
@@ -157,6 +157,8 @@ def _saved(server, run, run_dir):
         server.patience_s *= 1 if is_over else 0.5  # what one run left to harm is in all that it leaves
     except LostError as lost:
         problem = str(lost)
+    except (ValueError, IndexError, KeyError, TypeError):
+        problem = "what it holds cannot be told"
     return UNREAD | {"problem": f"model.pt cannot be read: {problem}"}
 
 

@@ -91,7 +91,12 @@ def test_ranks_take_themselves_to_be_on_several_machines(server, tmp_path):
     assert told == ["0 0 4 2 0 2 data-0-0", "1 1 4 2 0 2 data-0-1", "2 0 4 2 1 2 data-1-2", "3 1 4 2 1 2 data-1-3"]
 
 
-NAMES = "import json, os, sys; print('NAMES', json.dumps(sorted(os.environ)))"
+# To a file of each rank's own: what several ranks print at once is mixed.
+NAMES = """
+import json, os, sys
+with open(f"{sys.argv[1]}-{os.environ['RANK']}", "w") as file:
+    json.dump(sorted(os.environ), file)
+"""
 OF_THE_AGENT = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}  # not for the script
 
 
@@ -100,13 +105,13 @@ def test_a_forked_rank_finds_what_torchrun_gives_it(server, tmp_path, monkeypatc
     script = tmp_path / "script.py"
     script.write_text(NAMES)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    real = {name for line in told.splitlines() if line.startswith("NAMES") for name in json.loads(line[6:])}
-    ranks = ForkedRanks(server, [script], 2)
+    subprocess.run([*command, tmp_path / "real"], capture_output=True, timeout=120, check=True)
+    ranks = ForkedRanks(server, [script, tmp_path / "forked"], 2)
     try:
         assert ranks.wait(60) and not any(ranks.exits.values()), ranks.failure()
-        (line,) = [one for one in ranks.logs.text(0).splitlines() if one.startswith("NAMES")]
     finally:
         ranks.kill()
+    real = set(json.loads((tmp_path / "real-0").read_text())) & set(json.loads((tmp_path / "real-1").read_text()))
     given = real - set(os.environ) - OF_THE_AGENT  # what this process hands on is no doing of torchrun's
-    assert {"RANK", "TORCHELASTIC_RUN_ID"} < given and not given - set(json.loads(line[6:]))
+    assert {"RANK", "TORCHELASTIC_RUN_ID"} < given
+    assert not given - set(json.loads((tmp_path / "forked-0").read_text()))

@@ -261,3 +261,43 @@ def as_many(do):
         do(trial.undivided[0])
 
     return change
+
+
+def slower(factor):
+    """Return what makes a trial one on a machine that is so many times slower, as its record says as well."""
+
+    def change(trial):
+        for rank in trial.evidence.ranks:
+            rank.events = [one | {"time": factor * one["time"]} for one in rank.events]
+            for step in rank.steps:
+                step.time *= factor
+        for at, row in enumerate(trial.artifacts.metrics):
+            told = {name: times(factor) for name in ("time_s", "epoch_time_s") if row.get(name)}
+            told |= {"images_per_s": times(1 / factor)} if row.get("images_per_s") else {}
+            metrics(at, **told)(trial)
+
+    return change
+
+
+def held_up(seconds):
+    """Return what makes all ranks take longer over the first pass of the second epoch, as their record says too."""
+
+    def change(trial):
+        epochs = [trial.evidence.epochs(rank.number) for rank in trial.evidence.ranks]
+        if not all(len(own) > 1 and own[1] for own in epochs):
+            return
+        for rank, own in zip(trial.evidence.ranks, epochs, strict=True):
+            step = own[1][0].time
+            passed = max(one["time"] for one in rank.named("forward") if one["teaches"] and one["time"] <= step)
+            for one in rank.events:
+                one["time"] += seconds if one["time"] > passed else 0.0
+            for one in rank.steps:
+                one.time += seconds if one.time > passed else 0.0
+        for at in range(1, len(trial.artifacts.metrics)):
+            metrics(at, time_s=lambda told: told + seconds)(trial)
+        if len(trial.artifacts.metrics) > 1:
+            took = float(trial.artifacts.metrics[1]["epoch_time_s"])
+            longer = times((took + seconds) / took)
+            metrics(1, epoch_time_s=longer, images_per_s=times(took / (took + seconds)))(trial)
+
+    return change

@@ -190,7 +190,8 @@ def problem(name, root):
 def test_a_folder_that_may_not_be_read_is_named(open_folder):
     closed = open_folder / "images/train/a"
     closed.mkdir(parents=True)
-    (open_folder / "images/test/a").mkdir(parents=True)
+    for name in ("train/b", "test/a", "test/b"):
+        (open_folder / "images" / name).mkdir(parents=True)
     closed.chmod(0)
     # The system lets root read everything, so somebody else tries.
     leave = {"initializer": os.setuid, "initargs": (65534,)} if os.getuid() == 0 else {}

@@ -5,12 +5,13 @@ import os
 import shutil
 
 import pytest
+import torch
 from conftest import ROOT
 from programs import run_program
 from test_data import idx
 from test_runs import run_to_end
 
-from utils.data import load, prepare
+from utils.data import load, prepare, store
 from utils.errors import UserError
 from utils.launch import launch
 from utils.runs import run_folder
@@ -95,7 +96,10 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
         ({"threads": -3}, "threads=-3 makes no run"),
         ({"env": {"A": 1}}, "env holds 1: names and values are texts"),
         ({"env": {"A\0B": "x"}}, "env holds 'A.x00B'"),
-        ({"run_dir": ""}, "run_dir is empty"),
+        ({"run_dir": ""}, "run_dir='' names no folder"),
+        ({"run_dir": 3}, "run_dir=3 names no folder"),
+        ({"processes": True}, "processes=True makes no run"),
+        ({"env": {"A=B": "1"}}, "env holds the name 'A=B'"),
     ],
     ids=str,
 )
@@ -131,3 +135,46 @@ def test_a_record_whose_numbers_alone_are_removed_says_failed(tmp_path):
     )
     assert code == 1 and json.loads((tmp_path / "run/summary.json").read_text())["state"] == "failed"
     shutil.rmtree(tmp_path / "run")
+
+
+def test_a_pipe_in_the_place_of_settings_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run/config.json")
+    code, _, errors = run_to_end("finish(record)", tmp_path / "run", 0.1)
+    assert code == 1 and "config.json is a pipe, a socket or a device" in errors
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "model.pt", "summary.json"])
+def test_files_of_somebody_else_are_not_written_over(name, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("mine")
+    code, _, errors = run_to_end("epoch(1.0); finish(record)", tmp_path / "run", 0.1)
+    assert code == 1 and f"{name} is of no run of the course: choose another --run-dir" in errors
+    assert (tmp_path / "run" / name).read_text() == "mine" and not (tmp_path / "run/config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [((4, 1, 12, 12), [0, 1, 2, 7]), ((4, 12, 12), [0, 1, 2, 1]), ((3, 1, 12, 12), [0] * 4), ((0, 1, 12, 12), [])],
+    ids=["unknown class", "no channels", "too few", "none"],
+)
+def test_prepared_images_that_make_no_dataset_are_named(images, labels, tmp_path):
+    content = torch.zeros(images, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64)
+    store("digits", tmp_path, dict.fromkeys(("train", "test"), content), ["a", "b", "c"])
+    with pytest.raises(UserError, match=r"digits.pt holds images and labels that do not belong together"):
+        load("digits", tmp_path)
+
+
+def test_a_folder_of_one_class_is_told_so(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / "one" / split / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="has the one class 'cat'"):
+        prepare(f"folder:{tmp_path / 'one'}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [(("folder:",), "folder: names no folder"), (("digits", "--data-dir", ""), "--data-dir is empty")]
+)
+def test_a_folder_without_a_name_is_no_folder(line, told, tmp_path):
+    done = run_program("utils.data", *line)
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1

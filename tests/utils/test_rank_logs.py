@@ -64,3 +64,10 @@ def printed(logs, **options):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         logs.show(**options)
     return out.getvalue().splitlines()
+
+
+def test_a_folder_in_the_place_of_a_log_is_nothing_printed():
+    logs = RankLogs(1)
+    logs.path(0).mkdir()
+    logs.show()
+    assert logs.text(0) == "" and logs.last_line(0) == "(nothing printed)"

@@ -125,8 +125,11 @@ def load(name, root="data", split="train"):
         held, classes = content[split], content["classes"]
         images, labels, is_whole = held["images"], held["labels"], held["checksum"]
         is_whole = is_whole == checksum(images, labels)
+        fits = images.dim() == 4 and len(images) == len(labels) > 0 and 0 <= labels.min() <= labels.max() < len(classes)
     except NOT_OURS as error:
         raise UserError(f"{path} is damaged, or none of the course's: remove it and run {command}") from error
+    if is_whole and not fits:
+        raise UserError(f"{path} holds images and labels that do not belong together: remove it and run {command}")
     if not is_whole:
         raise UserError(f"{path} is damaged, its bytes are not those that were written: remove it and run {command}")
     return Images(images, labels, classes)
@@ -146,6 +149,8 @@ def source(name):
         return Digits(name)
     if name in PUBLISHED:
         return Published(name)
+    if name.strip() == "folder:":
+        raise UserError("folder: names no folder: write its path behind the colon")
     if name.startswith("folder:"):
         path = Path(name.removeprefix("folder:"))
         try:

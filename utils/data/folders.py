@@ -49,7 +49,7 @@ class Folder:
         if different := set(classes) ^ set(_classes(self.path / "test")):
             name = min(different)
             has, lacks = ("train", "test") if name in classes else ("test", "train")
-            without = f"{self.path / has / name} has no counterpart in {self.path / lacks}"
+            without = f"{str(self.path / has / name)!r} has no counterpart in {self.path / lacks}"
             raise UserError(f"{without}: both need the same classes")
         files = _all_files(self.path)
         first = _decode(files[0][0])
@@ -90,6 +90,8 @@ def _classes(folder):
     if not is_there:
         raise UserError(f"{folder} is missing: a folder dataset holds train/<class>/* and test/<class>/*")
     names = [entry.name for entry in _entries(folder) if entry.is_dir()]
+    if len(names) == 1:
+        raise UserError(f"{folder} has the one class {names[0]!r}: to tell images apart takes two or more")
     if not names:
         raise UserError(f"{folder} has no class folders: a folder dataset holds train/<class>/* and test/<class>/*")
     return names

@@ -34,7 +34,7 @@ class RankLogs:
 
     def _end(self, rank, size):
         path = self.path(rank)
-        if not path.exists():
+        if not path.is_file():  # a rank may have put anything in its place
             return ""
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - size))
@@ -59,7 +59,7 @@ class RankLogs:
     def _unseen(self, rank, is_over):
         """Return the next bytes that ``rank`` has printed: whole lines, unless ``is_over`` or they grow too long."""
         path = self.path(rank)
-        if not path.exists():
+        if not path.is_file():
             return b""
         with open(path, "rb") as file:
             file.seek(self._shown[rank])

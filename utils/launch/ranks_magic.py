@@ -13,6 +13,7 @@ Each process gets the environment that torchrun would give it. torchrun itself i
 would add its own start to every cell.
 """
 
+import keyword
 import re
 import sys
 import time
@@ -90,8 +91,8 @@ def _watch(ranks, logs):
 def ranks(line, cell):
     """Run the cell as so many processes: ``%%ranks 2``, or ``%%ranks 2 name`` to keep what they print."""
     asked = re.fullmatch(r"([1-9]\d*)(?:\s+([A-Za-z_]\w*))?", line.strip())
-    if not asked:
-        raise UserError(f"%%ranks {line.strip()}: say how many processes, as in %%ranks 2")
+    if not asked or keyword.iskeyword(asked[2] or "") or (asked[2] or "").startswith("__"):
+        raise UserError(f"%%ranks {line.strip()}: say how many processes, as in %%ranks 2, and a name perhaps")
     told = run_cell(cell, int(asked[1]))
     if asked[2]:
         get_ipython().user_ns[asked[2]] = told

@@ -43,13 +43,16 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     if not script.is_file():
         raise UserError(f"{script.absolute()} does not exist: name a script to launch")
     for name, count in (("processes", processes), ("threads", threads)):
-        if count is not None and (not isinstance(count, int) or count < 1):
+        if count is not None and (type(count) is not int or count < 1):
             raise UserError(f"{name}={count!r} makes no run: choose a whole number, 1 or more")
     for one in [part for pair in (env or {}).items() for part in pair]:
         if not isinstance(one, str) or "\0" in one:
             raise UserError(f"env holds {one!r}: names and values are texts, without the character of number 0")
-    if run_dir is not None and not str(run_dir):
-        raise UserError("run_dir is empty: name a folder, or leave it out")
+    wrong = next((name for name in env or {} if not name or "=" in name), None)
+    if wrong is not None:
+        raise UserError(f"env holds the name {wrong!r}: a name is not empty, and has no = in it")
+    if run_dir is not None and (not isinstance(run_dir, (str, Path)) or not str(run_dir)):
+        raise UserError(f"run_dir={run_dir!r} names no folder: name one, or leave it out")
     logs = RankLogs(processes)
     record = [] if run_dir is None else ["--run-dir", run_dir]
     worker = system.tethered([sys.executable, "-u", script, *args, *record], logs.path("{rank}"))

@@ -17,6 +17,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+KEYCTL, JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1  # the number of keyctl(2) on Linux
 
 
 def tie_to_parent():
@@ -26,6 +27,12 @@ def tie_to_parent():
     if os.getppid() != int(os.environ["LOCKSTEP_PARENT"]):
         os._exit(1)
     os.environ["LOCKSTEP_PARENT"] = str(os.getpid())  # for the workers, when this becomes torchrun
+
+
+def leave_keyring():
+    """Leave the kernel's keyring of this session (keyrings(7)) for an empty one: keys cross borders of sandboxes."""
+    if sys.platform == "linux" and os.uname().machine in KEYCTL:
+        ctypes.CDLL(None, use_errno=True).syscall(KEYCTL[os.uname().machine], JOIN_SESSION_KEYRING, None)
 
 
 def send_output_to(log):
@@ -38,6 +45,7 @@ def send_output_to(log):
 
 if __name__ == "__main__":
     tie_to_parent()
+    leave_keyring()
     if sys.argv[1] != "-":
         send_output_to(sys.argv[1].replace("{rank}", os.environ.get("RANK", "")))
     os.execv(sys.argv[2], sys.argv[2:])
