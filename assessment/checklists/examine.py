@@ -70,7 +70,7 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
             if LOCKED in trial.outcome.failure and asked(joins, trial) and not own.apart:
                 own.apart = True  # all ranks keep the record: each in a folder of its own they show what else they do
                 trial = own.attempt(plan)
-            is_over = trial.outcome.state == "finished"
+            is_over = trial.outcome.state == "finished" or trial.run.is_to_end
             if tell:
                 tell(own)
             if not is_over and not plan.is_cold:
@@ -129,7 +129,7 @@ def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
     """
     states, misses, advice = {}, [], []
     early = {plan.name for plan in lab.plans if not plan.is_cold and plan.name in run}
-    early = {name for name in early if run[name].outcome.state != "finished"}
+    early = {name for name in early if run[name].outcome.state != "finished" and not run[name].run.is_to_end}
     for item in lab.items:
         # Where a broken run ended the check early, what its trial showed is all that there is.
         verdicts = [(name, law, _seen(law, run[name], order, ask)) for name, law in item.laws if name in run]
@@ -140,7 +140,8 @@ def judge(lab, script, run, order, untouched=frozenset(), ask=asked):
         states[item.number] = WRONG if is_wrong else UNSEEN if missed or lacks else DONE
         advice += told.values() if not is_wrong else ()
         misses += missed
-    whole = [(name, one) for name, one in run.items() if not one.run.probe]  # of calls, laws tell how they end
+    # How calls and runs that are to end before their time end, laws of their own tell.
+    whole = [(name, one) for name, one in run.items() if not one.run.probe and not one.run.is_to_end]
     ends = [(name, law, ask(law, one)) for name, one in whole for law in (survives, meets)]
     misses += [Miss(law, verdict, ended_early=name in early) for name, law, verdict in ends if not verdict.holds]
     misses.sort(key=lambda miss: (miss.ended_early, order.index(miss.law)))  # stable: of one law the first trial first

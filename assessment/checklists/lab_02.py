@@ -10,7 +10,8 @@ PLANS = (
     Plan(FUNCTIONS, 3, {"epochs": 1, "global_batch_size": 32}, probe="by hand"),
     Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 0}, {"worker_load": "1,0.5"}),
     Plan(THREE, 3, {"epochs": 3, "global_batch_size": 32, "seed": 8}),
-    Plan(IDLE, 2, {"epochs": 1, "global_batch_size": 32, "seed": 0}, {"worker_load": "1,0"}),
+    # What is left over of 33 images is for one that has work to do.
+    Plan(IDLE, 3, {"epochs": 1, "global_batch_size": 33, "seed": 0}, {"worker_load": "0,1,1"}),
 )
 KEPT = Item(
     0,
@@ -25,7 +26,11 @@ KEPT = Item(
 )  # fmt: skip
 ITEMS = {
     1: (
-        ((FUNCTIONS, by_hand.divides_batches), *everywhere(by_hand.divides_by_load)),
+        (
+            (FUNCTIONS, by_hand.divides_batches),
+            *everywhere(by_hand.divides_by_load),
+            (IDLE, by_hand.divides_by_load),
+        ),
         "a rank with half the load takes half the images, so that all are done at the same time; shares are whole"
         " numbers and add up to the batch",
         "int(global_batch * load / sum(loads)) each, then one more for the first ranks until none is left",

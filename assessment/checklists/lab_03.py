@@ -14,7 +14,7 @@ from assessment.checklists.common import (
     on_two_machines,
 )
 from assessment.checklists.lab import Item
-from assessment.laws import group, images, lockstep, properties, rates, records, stopping, unwatched, validation
+from assessment.laws import group, images, lockstep, properties, rates, records, stopping, timing, unwatched, validation
 from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
@@ -123,6 +123,7 @@ ITEMS = {
                 records.records_epochs, records.counts_correct_answers, properties.reports_training_as_one_process
             ),
             (THREE, records.times_the_slowest_rank),
+            *on_two_machines(timing.goes_by_one_clock),
         ),
         f"an epoch is over when its slowest rank is done, and every rank counted its own images only"
         f" ({DOCS}/distributed.html, all_reduce and ReduceOp)",

@@ -12,6 +12,7 @@ PLANS = (
         {"epochs": 2, "batch_size": 48, "seed": 0},
         {"profile_steps": "4"},
         delays={"forward:1": timing.SLOW_S},
+        machines=2,  # so that the processes of one machine are not all
     ),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
     # The last of a batch's micro-batches is smaller: 20, 20 and 8 images.

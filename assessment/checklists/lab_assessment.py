@@ -121,7 +121,7 @@ ITEMS = (
                 records.counts_correct_answers, properties.reports_training_as_one_process,
             ),
             (THREE, timing.times_training),
-            *on_two_machines(records.one_rank_prints, records.one_rank_writes),
+            *on_two_machines(records.one_rank_prints, records.one_rank_writes, timing.goes_by_one_clock),
         ),
         "all ranks run every line; what may happen only once stands behind a condition on the rank",
         "if rank == 0: report(args, model, ...)",

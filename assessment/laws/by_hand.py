@@ -13,7 +13,7 @@ from assessment.recorder.probes import BASE, NUMBERS
 
 
 def divides_by_load(trial):
-    """Each rank takes its part of the global batch, in proportion to its load, within one image.
+    """Each rank takes its part of the global batch, in proportion to its load: none without load, within one image.
 
     Within one image of the exact share, in the first step. Not seen: images that the recorder does not know.
     """
@@ -24,7 +24,8 @@ def divides_by_load(trial):
     loads = [float(one) for one in choice(trial, "worker_load", ",".join(["1"] * world_size)).split(",")]
     taken = [len(step.rows) for step in rounds[0]]
     wanted = [batch * load / sum(loads) for load in loads]
-    if sum(taken) == batch and all(abs(one - other) < 1.001 for one, other in zip(taken, wanted, strict=True)):
+    is_near = all(abs(one - other) < 1.001 for one, other in zip(taken, wanted, strict=True))
+    if sum(taken) == batch and is_near and not any(one for one, load in zip(taken, loads, strict=True) if not load):
         return HOLDS
     if len(set(taken)) == 1 and taken[0] == batch:
         return unseen("every rank takes the whole global batch, so the division does not show")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from assessment.laws.lockstep import per_rank
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, unseen
+from assessment.trials.trial import RECORD
 from utils.runs import COLUMNS
 
 EXACT = 1e-4  # of a rate
 UNPREPARED = "is not prepared"  # what reading a dataset that is not there says
 PART = re.compile(r"\.([^/]+)\.\d+-\d+\.part$")  # of a file that is being written whole or not at all
-RECORD = (".lock", "config.json", "metrics.csv", "model.pt", "summary.json")
 
 
 def without(trial, name):

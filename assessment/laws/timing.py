@@ -114,6 +114,26 @@ def counts_the_cost(trial):
     )
 
 
+def goes_by_one_clock(trial):
+    """An epoch takes no longer than from a rank's first sign to its last; clocks count from their machine's start.
+
+    Judged on two machines, of which one was started long before the other. Not seen: times of day that are off by as
+    little as those of machines are.
+    """
+    rows, ranks = trial.artifacts.metrics, trial.evidence.ranks
+    if trial.outcome.state != "finished" or not rows or not all(rank.events for rank in ranks):
+        return unseen("the run did not finish")
+    most = max(rank.events[-1]["time"] for rank in ranks) - min(rank.events[0]["time"] for rank in ranks)
+    for epoch, row in enumerate(rows, start=1):
+        told = number(row.get("epoch_time_s"))
+        if not -0.05 < told < most + 0.05:
+            return broken(
+                f"the whole run took {most:.1f} s, and epoch {epoch} {told:.1f} s, says the record: time.perf_counter()"
+                " counts from any moment, so two readings tell a time only where both are of one machine"
+            )
+    return HOLDS
+
+
 def computes_as_asked(trial):
     """``--precision`` decides whether the network computes in bfloat16 or in float32.
 

@@ -14,7 +14,8 @@ import sys
 import time
 from functools import wraps
 
-sleep = time.sleep  # as it is: what a script calls may be shortened
+# As they are: what a script calls may be shortened, or tell another time.
+sleep, monotonic = time.sleep, time.monotonic
 
 
 class Recorder:
@@ -37,18 +38,24 @@ class Recorder:
     def note(self, event, **facts):
         """Write one event; a process that was forked off (a loader's worker) writes none."""
         if os.getpid() == self.pid:
-            self._file.write(json.dumps({"event": event, "time": time.monotonic()} | facts) + "\n")
+            self._file.write(json.dumps({"event": event, "time": monotonic()} | facts) + "\n")
 
     def delay(self, what):
-        """Wait as the checker asks: ``LOCKSTEP_DELAYS`` maps ``what:rank`` to seconds.
+        """Wait as the checker asks: ``LOCKSTEP_DELAYS`` maps ``what:rank`` to seconds, or to a signal that comes then.
 
         ``what once:rank`` is for the first time only.
         """
         rank = os.environ.get("RANK")
         seconds = self.delays.get(f"{what}:{rank}", 0) or self.delays.pop(f"{what} once:{rank}", 0)
-        if seconds:
+        if isinstance(seconds, str):
+            os.kill(os.getpid(), getattr(signal, seconds))
+        elif seconds:
             sleep(seconds)
             self.note("delayed", what=what)
+
+    def is_spoilt(self):
+        """Say whether this rank's logits in the step that is being taken are to be no numbers."""
+        return f"logits {self.steps + 1}:{os.environ.get('RANK')}" in self.delays
 
     def place(self):
         """Return the line of the script that is being executed, or None."""

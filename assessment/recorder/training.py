@@ -100,6 +100,8 @@ def watch_optimizers(recorder, seen):
     announce(recorder, torch.optim.lr_scheduler.ReduceLROnPlateau, "step", watched_number, called="plateau")
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         announce(recorder, torch.nn.utils, name)
+    for owner in (Optimizer, torch.nn.Module):
+        announce(recorder, owner, "zero_grad", event="zeroed")
 
 
 def watched_number(_schedule, metrics=None, *_args, **_kwargs):

@@ -27,10 +27,12 @@ COLLECTIVES = (
 
 WAITING = ("wait", "is_completed", "get_future", "synchronize")  # by which one learns that a collective is over
 BLINK_S = 0.02
+UPTIME_S = 1000  # by which one machine was started before the next
 
 
 def watch(recorder):
     """Begin to watch ranks, collectives, output and files."""
+    play_machines()
     watch_environment(recorder)
     watch_collectives(recorder, watch_waiting(recorder))
     watch_stores(recorder)
@@ -64,9 +66,26 @@ def watch_environment(recorder):
         return group_rank(*args, **kwargs)
 
     type(os.environ).__getitem__, dist.get_rank = asked, get_rank
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":  # several machines are played, so each has a name of its own
-        host = f"{socket.gethostname()}-{os.environ['GROUP_RANK']}"
-        socket.gethostname = platform.node = lambda: host
+
+
+def play_machines():
+    """Where several machines are played, give each a name of its own, and a clock: those count from a machine's start.
+
+    ``time.time`` is left as it is: machines agree on the time of day.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return
+    machine = int(os.environ["GROUP_RANK"])
+    host = f"{socket.gethostname()}-{machine}"
+    socket.gethostname = platform.node = lambda: host
+    for name in ("perf_counter", "monotonic"):
+        setattr(time, name, ahead(getattr(time, name), machine * UPTIME_S))
+        setattr(time, f"{name}_ns", ahead(getattr(time, f"{name}_ns"), machine * UPTIME_S * 10**9))
+
+
+def ahead(clock, more):
+    """Return a clock that tells ``more`` than ``clock``."""
+    return lambda: clock() + more
 
 
 def watch_waiting(recorder):

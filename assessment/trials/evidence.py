@@ -148,8 +148,12 @@ def _assemble(rank, data):
             for mine, theirs in _halves(last, event):
                 mine.update(theirs)
             last.rates += event["rates"]
+        elif kind == "zeroed":
+            for one in waiting:
+                one["is_thrown_away"] = bool(one["told"]) and one["told"]["time"] < event["time"]
         elif kind == "step":
-            rank.steps.append(_step(event, waiting, clipped, data))
+            left = [one for one in waiting if not one.get("is_thrown_away")]  # a pass whose gradients nobody applies
+            rank.steps.append(_step(event, left or waiting, clipped, data))
             waiting, clipped = [], False
 
 

@@ -6,6 +6,8 @@ from assessment.trials import trial as trials
 from assessment.trials.salvage import remove
 from utils.data.datasets import source
 
+OWN = object()  # in the place of a flag's value: the flag is left out, and the script's own default holds
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -14,13 +16,15 @@ class Plan:
     name: str
     processes: int
     settings: dict  # flags that every script understands
-    # Those that the lab is about; None stands for a switch, a function makes one from the reference.
+    # Those that the lab is about; None stands for a switch, ``OWN`` for none, a function makes one from the reference.
     flags: dict = field(default_factory=dict)
     is_cold: bool = False  # images as files, nothing prepared on any of its machines
     machines: int = 1
-    delays: dict = field(default_factory=dict)
+    delays: dict = field(default_factory=dict)  # or a function that draws them for each check
     reference: str | None = None  # the earlier trial that this one is compared with
-    after: str | None = None  # the earlier trial that finished, in whose folders this one runs; its data are gone
+    # The earlier trial in whose folders this one runs: one that finished, or that was to end before its time.
+    after: str | None = None
+    is_damaged: bool = False  # what that one has saved last
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # with nothing in the network that looks at one share alone (recorder/calm.py)
     probe: str = ""  # the script's functions are called, and it is not run (recorder/probes.py)
@@ -39,8 +43,9 @@ class Trials:
         self.unknown, self.done = set(), {}
 
     def is_due(self, plan):
-        """Say whether ``plan`` can be run: where it goes on in the folders of another, that must have finished."""
-        return plan.after is None or (plan.after in self.done and self.done[plan.after].outcome.state == "finished")
+        """Say whether ``plan`` can be run: where it goes on in the folders of another, that must have ended rightly."""
+        before = self.done.get(plan.after)
+        return plan.after is None or (before and (before.outcome.state == "finished" or before.run.is_to_end))
 
     def attempt(self, plan):
         """Run ``plan`` and return its ``Trial``, compared with the ``reference`` that has been run before."""
@@ -49,7 +54,7 @@ class Trials:
         if said:
             self.unknown |= said
             trial = self._attempt(plan)
-        trial.reference = self.done.get(plan.reference)
+        trial.reference, trial.before = self.done.get(plan.reference), self.done.get(plan.after)
         self.done[plan.name] = trial
         return trial
 
@@ -63,7 +68,8 @@ class Trials:
 
     def _attempt_with(self, server, folder, plan):
         stage, reference = self.stage, self.done.get(plan.reference)
-        flags = {name: value for name, value in (trials.CALM | plan.flags).items() if name not in self.unknown}
+        flags = (trials.CALM | plan.flags).items()
+        flags = {name: value for name, value in flags if value is not OWN and name not in self.unknown}
         dataset, data_dir = stage.data.name, stage.prepared
         if plan.is_cold:
             dataset, data_dir = f"folder:{stage.images}", folder / "cold-{machine}"
@@ -76,13 +82,14 @@ class Trials:
             prepared=stage.prepared,
             dataset=dataset,
             data_dir=data_dir,
-            delays=plan.delays,
+            delays=plan.delays() if callable(plan.delays) else plan.delays,
             apart=self.apart,
             is_watched=plan.is_watched,
             is_calm=plan.is_calm,
             machines=plan.machines,
             probe=plan.probe,
             earlier=self.done[plan.after].artifacts.folder if plan.after else None,
+            is_damaged=plan.is_damaged,
         )
         for place in run.data_dirs if plan.is_cold else ():
             place.mkdir(exist_ok=True)

@@ -27,6 +27,7 @@ from assessment.trials.forked_ranks import ForkedRanks, Idle
 LIMIT_S, SILENT_S, IDLE_S = 60, 7, 3
 SAVED = Path(__file__).with_name("saved.py")  # who reads strangers' weights
 UNREAD = {"names": [], "sketches": {}, "predictions": None}
+RECORD = (".lock", "config.json", "metrics.csv", "model.pt", "summary.json")
 PROBE_LIMIT_S = 12  # for calls that take no time
 EVIDENCE_BYTES, MOST_LOG = 60_000_000, 100_000
 # What the recorded runs leave to chance or to the processor otherwise; a script may not know these flags.
@@ -51,19 +52,25 @@ class Run:
     data: TrialData  # in which the images of its evidence are found
     dataset: str  # what the script is told that it trains on ...
     data_dir: Path  # ... and where
-    delays: dict = field(default_factory=dict)
+    delays: dict = field(default_factory=dict)  # seconds, or the name of a signal
     apart: bool = False
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # the network as recorder/calm.py has it
     probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
     machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
     earlier: Path | None = None  # the folder of the record of a run that it finds in its own
+    is_damaged: bool = False  # the file beside that record which was written last
     prepared: Path | None = None  # where ``data`` lies, out of the script's reach
 
     @property
     def data_dirs(self):
         """Return the folder of data of each machine."""
         return [Path(str(self.data_dir).replace("{machine}", str(machine))) for machine in range(self.machines)]
+
+    @property
+    def is_to_end(self):
+        """Say whether it is to end before its time: killed, told to stop, or given numbers that are none."""
+        return any(isinstance(one, str) for one in self.delays.values())
 
     def machine(self, rank):
         """Return the number of the machine that ``rank`` is on."""
@@ -97,6 +104,7 @@ class Trial:
     evidence: Evidence
     artifacts: Artifacts
     reference: "Trial | None" = None  # the run that this one is compared with
+    before: "Trial | None" = None  # the run in whose folders it is
     undivided: tuple | None = None  # a run of many processes, and one of one process with the same global batches
 
 
@@ -106,6 +114,8 @@ def attempt(server, run, folder):
     run_dir = evidence / ("run-0" if run.apart else "run")
     if run.earlier:
         _lay_out(server, run.earlier, evidence)
+        if run.is_damaged:
+            _damage(evidence / run.earlier.name)
     argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
     beside = _beside(evidence, [*run.data_dirs, run_dir], run.delays) if run.is_watched else {}
     beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
@@ -137,6 +147,14 @@ def _lay_out(server, earlier, folder):
         for path in (folder / place.name, *(folder / place.name).rglob("*")):
             if not path.is_symlink():
                 server.open_to_ranks(path)
+
+
+def _damage(folder):
+    """Cut the file in ``folder`` that was written last to half its length; those of the record stay whole."""
+    paths = [one for one in folder.rglob("*") if one.is_file() and one.name not in RECORD]
+    if paths:
+        last = max(paths, key=lambda one: one.stat().st_mtime_ns)
+        os.truncate(last, last.stat().st_size // 2)
 
 
 def _saved(server, run, run_dir):

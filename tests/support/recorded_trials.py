@@ -34,7 +34,7 @@ SKETCHES = ("seen", "before", "after", "local", "applied")
 COARSE, FINE, WEIGHT = {"local": 3, "applied": 4}, {"local": 6, "applied": 6}, 7
 CHANNELS = 16  # of running statistics
 TICK_S = 1e-4
-RUN = ("settings", "flags", "delays", "is_watched", "is_calm", "machines", "probe")
+RUN = ("settings", "flags", "delays", "is_watched", "is_calm", "machines", "probe", "is_damaged")
 SHORT = 3  # epochs of a trial whose steps are judged
 # Where a recording was made is nobody's business.
 PLACES = {sys.prefix: "/environment", sys.base_prefix: "/python", str(ROOT): "/course"}
@@ -59,7 +59,7 @@ def plain(trial, digits):
     text = {"failure": outcome.failure, "logs": outcome.logs, "stacks": outcome.stacks, "texts": left.texts}
     text |= {"script": str(run.script), "run_dir": str(left.folder), "data_dir": str(run.data_dir)}
     facts = _moved(text, places) | {name: getattr(run, name) for name in RUN}
-    facts |= {"state": outcome.state, "exits": sorted(outcome.exits.items())}
+    facts |= {"state": outcome.state, "exits": sorted(outcome.exits.items()), "images": len(run.data.train)}
     facts["ranks"] = _ranks(trial.evidence.ranks, is_whole, places, digits)
     facts["undivided"] = trial.undivided and [plain(one, digits) for one in trial.undivided]
     if is_whole:
@@ -190,6 +190,8 @@ class Recorded(Artifacts):
 def revived(facts, dataset):
     """Return the ``Trial`` of plain values, to be judged; ``dataset`` names the data that it ran on."""
     data = data_of(dataset)
+    if facts.get("images") == len(data.by_label.train):
+        data = data.by_label
     left = Recorded(Path(facts["run_dir"]), data)
     vars(left)["texts"] = facts["texts"]
     if "weights" in facts:
@@ -203,7 +205,7 @@ def revived(facts, dataset):
         data=data,
         dataset=dataset,
         data_dir=Path(facts["data_dir"]),
-        **{name: facts[name] for name in RUN},
+        **{name: facts[name] for name in RUN if name in facts},
     )
     told = {name: facts[name] for name in ("state", "failure", "logs", "stacks")}
     return Trial(

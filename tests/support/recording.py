@@ -95,7 +95,8 @@ def recorded(submission, trials, result):
         with layers():
             kept = {name: plain(one, digits) for name, one in trials.items()}
         for name, one in trials.items():
-            kept[name]["reference"] = next((other for other in trials if trials[other] is one.reference), None)
+            for told in ("reference", "before"):
+                kept[name][told] = next((other for other in trials if trials[other] is getattr(one, told)), None)
         if gist(judged(submission, played(submission, kept))) == gist(result):
             return {"digest": digest(submission), "trials": kept}
     return None
@@ -110,7 +111,7 @@ def played(submission, kept):
     """Return the trials that were kept, by name, ready to be judged."""
     trials = {name: revived(facts, checklist(submission.lab).dataset) for name, facts in kept.items()}
     for name, facts in kept.items():
-        trials[name].reference = trials.get(facts["reference"])
+        trials[name].reference, trials[name].before = trials.get(facts["reference"]), trials.get(facts.get("before"))
     return trials
 
 
