@@ -8,7 +8,7 @@ from assessment.trials.plan import Plan
 FUNCTIONS, IDLE = "functions called one by one", "a rank without images"
 PLANS = (
     Plan(FUNCTIONS, 3, {"epochs": 1, "global_batch_size": 32}, probe="by hand"),
-    Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 0}, {"worker_load": "1,0.5"}),
+    Plan(TWO, 2, {"epochs": 2, "global_batch_size": 31, "seed": 0}, {"worker_load": "1,0.5"}, machines=2),
     Plan(THREE, 3, {"epochs": 3, "global_batch_size": 32, "seed": 8}),
     # What is left over of 33 images is for one that has work to do.
     Plan(IDLE, 3, {"epochs": 1, "global_batch_size": 33, "seed": 0}, {"worker_load": "0,1,1"}),

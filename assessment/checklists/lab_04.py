@@ -8,7 +8,7 @@ ONE, FUNCTIONS = "one process", "functions called one by one"
 PLANS = (
     Plan(FUNCTIONS, 2, {"epochs": 1, "batch_size": 16}, probe="BatchNorm"),
     Plan(ONE, 1, {"epochs": 2, "batch_size": 32, "seed": 0}),  # torch's own BatchNorm over the undivided batch
-    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 0}, {"sync_batchnorm": None}, reference=ONE),
+    Plan(TWO, 2, {"epochs": 2, "batch_size": 16, "seed": 0}, {"sync_batchnorm": None}, reference=ONE, machines=2),
     Plan(THREE, 3, {"epochs": 3, "batch_size": 11, "seed": 8}),
 )
 ITEMS = {

@@ -120,7 +120,8 @@ class Sandbox:
     def _bubblewrap(self, command):
         size = str(256 * 1024 * 1024)
         options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-        options += ["--die-with-parent", "--new-session", "--hostname", "localhost", "--cap-drop", "ALL"]
+        # As process 1, so that bubblewrap leaves none beside it that has the grader's environment and descriptors.
+        options += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "localhost", "--cap-drop", "ALL"]
         if os.getuid() == 0:
             options += [part for name in ("SETUID", "SETGID", "SETPCAP") for part in ("--cap-add", f"CAP_{name}")]
         else:

@@ -119,6 +119,7 @@ class Grader:
             finally:
                 server.close()
                 remove(server.work)
+                remove(server.kept)
 
     def _train(self, grade, script, unknown):
         """Let the script train as the assignment asks, and then on renamed classes; mark both runs."""

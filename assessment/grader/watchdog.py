@@ -128,7 +128,8 @@ def _taken(folder):
     while folders and files <= MOST_FILES and deepest <= DEEPEST:
         below, depth = folders.pop()
         deepest = max(deepest, depth)
-        with suppress(OSError), os.scandir(below) as entries:
+        # One that may not be read blinds the watch: that is told, and ends the run.
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(below) as entries:
             for entry in entries:
                 try:
                     found = entry.stat(follow_symlinks=False)

@@ -89,7 +89,8 @@ def records_epochs(trial):
         return without(trial, "metrics.csv")
     if list(rows[0]) != list(COLUMNS):
         return broken(f"the columns of metrics.csv are {listed(rows[0], 9)}")
-    taken = len(evidence.epochs(0))
+    epochs = [evidence.epochs(rank) for rank in range(evidence.world_size)]
+    taken = len(epochs[0])
     if trial.outcome.state == "finished" and len(rows) < taken == evidence.settings["epochs"]:
         return broken(f"metrics.csv has {len(rows)} rows for {taken} epochs")
     total = 0.0
@@ -98,7 +99,7 @@ def records_epochs(trial):
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad:
             return broken(f"epoch {epoch} reports {bad[0]} as {row[bad[0]]}")
-        steps = [step for rank in range(evidence.world_size) for step in nth(evidence.epochs(rank), epoch)]
+        steps = [step for own in epochs for step in nth(own, epoch)]
         seen = sum(len(step.rows) for step in steps)
         counted = values["images_per_s"] * values["epoch_time_s"]
         if seen and abs(counted / seen - 1) > 0.02:
@@ -108,7 +109,7 @@ def records_epochs(trial):
             return broken(
                 f"after epoch {epoch} time_s is {values['time_s']:.2f} s; the epochs took {total:.2f} s in all"
             )
-        low, high = rates_around(evidence, epoch)
+        low, high = rates_around(epochs[0], epoch)
         if not low * (1 - EXACT) <= values["lr"] <= high * (1 + EXACT):
             return broken(f"epoch {epoch} reports lr {values['lr']:.4g}; its steps took {low:.4g} to {high:.4g}")
     state = trial.artifacts.summary.get("state", "finished")
@@ -117,18 +118,18 @@ def records_epochs(trial):
     return HOLDS
 
 
-def rates_around(evidence, epoch):
-    """Return the lowest and the highest rate that a record may state for ``epoch``: of its steps, or of the next.
+def rates_around(epochs, epoch):
+    """Return the lowest and the highest rate that a record may state for one of ``epochs``: of its steps, or the next.
 
     After the last epoch the next would have been further, by as much as rates go in two steps, or nothing at all: many
     schedules end there.
     """
-    steps = [step for at in (epoch, epoch + 1) for step in nth(evidence.epochs(0), at) if step.rates]
+    steps = [step for at in (epoch, epoch + 1) for step in nth(epochs, at) if step.rates]
     if not steps:
         return 0.0, math.inf
-    rates = [step.rates[0] for step in evidence.ranks[0].steps if step.rates]
+    is_last = not nth(epochs, epoch + 1)
+    rates = [step.rates[0] for own in epochs for step in own if is_last and step.rates]
     changes = [abs(later - earlier) for earlier, later in itertools.pairwise(rates)]
-    is_last = not nth(evidence.epochs(0), epoch + 1)
     beyond = 2 * max(changes, default=0.0) if is_last else 0.0
     low = 0.0 if is_last else min(min(step.rates) for step in steps)
     return low, max(max(step.rates) for step in steps) + beyond
@@ -145,8 +146,9 @@ def counts_correct_answers(trial):
         return without(trial, "metrics.csv")
     if any(rank.unused or any(one.training_images for one in rank.evaluations) for rank in evidence.ranks):
         return HOLDS  # counted in passes of its own over the images of training
+    epochs = [evidence.epochs(rank) for rank in range(evidence.world_size)]
     for epoch, row in enumerate(rows, start=1):
-        steps = [step for rank in range(evidence.world_size) for step in nth(evidence.epochs(rank), epoch)]
+        steps = [step for own in epochs for step in nth(own, epoch)]
         images, told = sum(len(step.rows) for step in steps), number(row["train_accuracy"])
         if not images or not all(step.labels for step in steps):
             continue  # a loss of another kind, whose labels are not seen: they may be mixed
@@ -169,8 +171,9 @@ def times_the_slowest_rank(trial):
     rows, evidence = trial.artifacts.metrics, trial.evidence
     if not rows or "epoch_time_s" not in rows[0]:
         return without(trial, "metrics.csv")
+    epochs = [evidence.epochs(rank) for rank in range(evidence.world_size)]
     for epoch, row in enumerate(rows, start=1):
-        own = [nth(evidence.epochs(rank), epoch) for rank in range(evidence.world_size)]
+        own = [nth(one, epoch) for one in epochs]
         spans = [steps[-1].time - steps[0].time if steps else 0.0 for steps in own]
         told = number(row["epoch_time_s"])
         if told < max(spans) - 0.05:

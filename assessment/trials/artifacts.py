@@ -34,17 +34,24 @@ class Artifacts:
     """The files in ``folder`` of a run on ``data``, one that was never made included.
 
     ``told`` is what ``saved.examined`` said of ``model.pt`` elsewhere, in a function; without it the file is read here.
+    ``kept`` is where that folder is by now, if it was moved.
     """
 
     folder: Path
     data: TrialData
     told: object = None
+    kept: Path | None = None
+
+    @property
+    def place(self):
+        """Return the folder in which the files are."""
+        return self.kept or self.folder
 
     @cached_property
     def texts(self):
         """Return the end of every file of text, by name."""
         found = {}
-        for path in sorted(self.folder.glob("*")):
+        for path in sorted(self.place.glob("*")):
             if path.suffix in TEXTS and path.is_file():
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - MOST_BYTES))
@@ -72,7 +79,7 @@ class Artifacts:
     @cached_property
     def saved(self):
         """Return what ``model.pt`` holds, see ``saved.examined``."""
-        return self.told() if self.told else examined(self.folder / "model.pt", self.data.test)
+        return self.told() if self.told else examined(self.place / "model.pt", self.data.test)
 
     @cached_property
     def weights(self):

@@ -129,7 +129,7 @@ class Evidence:
 def _assemble(rank, data):
     """Fill in the steps and evaluations of ``rank`` from its events."""
     told = {one["number"]: one for one in rank.named("backward")}
-    waiting, clipped = [], False
+    waiting, clipped, stepped = [], False, None  # and the optimizer that has taken the last step
     has_optimizer = bool(rank.named("step"))
     for event in rank.events:
         kind = event["event"]
@@ -143,7 +143,8 @@ def _assemble(rank, data):
             _judged(rank, event)
         elif kind == "call" and event["name"].startswith("clip_grad"):
             clipped = True
-        elif kind == "step" and not waiting and rank.steps and _other_half(rank.steps[-1], event):
+        elif kind == "step" and not waiting and event["optimizer"] != stepped and _other_half(rank.steps, event):
+            stepped = event["optimizer"]
             last = rank.steps[-1]
             for mine, theirs in _halves(last, event):
                 mine.update(theirs)
@@ -154,7 +155,7 @@ def _assemble(rank, data):
         elif kind == "step":
             left = [one for one in waiting if not one.get("is_thrown_away")]  # a pass whose gradients nobody applies
             rank.steps.append(_step(event, left or waiting, clipped, data))
-            waiting, clipped = [], False
+            waiting, clipped, stepped = [], False, event["optimizer"]
 
 
 def _judged(rank, event):
@@ -178,9 +179,9 @@ def _halves(step, event):
     yield from ((getattr(step, name.removeprefix("weights_")), event[name]) for name in names[1])
 
 
-def _other_half(step, event):
-    """Say whether ``event`` belongs to ``step``: another optimizer that holds other weights."""
-    return not (step.before.keys() & event["weights_before"].keys())
+def _other_half(steps, event):
+    """Say whether ``event`` belongs to the last of ``steps``: its optimizer holds other weights."""
+    return bool(steps) and not (steps[-1].before.keys() & event["weights_before"].keys())
 
 
 def _step(event, forwards, clipped, data):

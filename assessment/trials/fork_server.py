@@ -9,6 +9,7 @@ The server may run in a sandbox: then it, the ranks and their store share a netw
 
 import ctypes
 import os
+import shutil
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ class ForkServer:
         self.is_wrapped, self.own = wrap is not None, set()  # and the processes of its own
         self.is_in_run = False
         self.work = work and Path(work)
+        self.kept = work and Path(f"{work}-kept")  # beside it, so that no sandbox shows it
         self._another = another
         self.patience_s = PATIENCE_S  # with who reads what was left in the sandbox
 
@@ -90,6 +92,13 @@ class ForkServer:
             salvage(self.work, folder, MOST_BYTES)
         except NotPlainError as problem:
             raise LostError(str(problem)) from None
+
+    def keep(self, folder):
+        """Move ``folder``, which has settled, out of reach of the runs that follow; return where it is then."""
+        if not self.is_wrapped:
+            return folder
+        self.kept.mkdir(mode=0o700, exist_ok=True)
+        return Path(shutil.move(folder, self.kept / folder.name))
 
     def start(self, argvs, envs, logs):
         """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
@@ -222,7 +231,7 @@ class Serving:
 def numbers_of(process):
     """Return the numbers of a process, from the one here to that in the innermost namespace that it lives in."""
     with suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{process.pid}/status").read_text(errors="replace").splitlines()  # names are any bytes
         return [int(one) for one in next(line for line in lines if line.startswith("NSpid:")).split()[1:]]
     return [process.pid]
 

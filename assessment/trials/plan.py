@@ -88,11 +88,13 @@ class Trials:
             is_calm=plan.is_calm,
             machines=plan.machines,
             probe=plan.probe,
-            earlier=self.done[plan.after].artifacts.folder if plan.after else None,
+            earlier=self.done[plan.after].artifacts.place if plan.after else None,
             is_damaged=plan.is_damaged,
         )
         for place in run.data_dirs if plan.is_cold else ():
-            place.mkdir(exist_ok=True)
+            if place.is_symlink() or not place.is_dir():  # what an earlier run has put there is not followed
+                remove(place)
+                place.mkdir()
             server.open_to_ranks(place)
             remove(place / source(dataset).file)
         return trials.attempt(server, run, folder)

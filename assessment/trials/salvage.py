@@ -45,8 +45,11 @@ def salvage(root, folder, most_bytes):
 
 
 def remove(folder):
-    """Remove ``folder`` and all below it, however deep, and no file that a link there leads to."""
-    subprocess.run(["rm", "-rf", "--", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Remove ``folder`` and all below it, however deep or hidden, and no file that a link there leads to."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if subprocess.run(["rm", "-rf", "--", str(folder)], **quiet).returncode and not os.path.islink(folder):
+        subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], **quiet)  # folders that may not be entered
+        subprocess.run(["rm", "-rf", "--", str(folder)], **quiet)
 
 
 def _below(at, part):

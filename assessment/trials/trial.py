@@ -135,8 +135,10 @@ def attempt(server, run, folder):
         logs=[ranks.logs.text(rank)[-MOST_LOG:] for rank in range(run.processes)],
         stacks=[] if is_over else _stacks(evidence, run.processes),
     )
-    told = partial(_saved, server, run, run_dir) if server.is_wrapped else None
-    return Trial(run, outcome, _evidence(evidence, run, outcome), Artifacts(run_dir, run.data, told))
+    seen = _evidence(evidence, run, outcome)
+    kept = server.keep(evidence) / run_dir.name
+    told = partial(_saved, server, run, kept / "model.pt") if server.is_wrapped else None
+    return Trial(run, outcome, seen, Artifacts(run_dir, run.data, told, kept))
 
 
 def _lay_out(server, earlier, folder):
@@ -157,11 +159,12 @@ def _damage(folder):
         os.truncate(last, last.stat().st_size // 2)
 
 
-def _saved(server, run, run_dir):
-    """Have what a stranger's run saved examined where it may do harm, and return what ``saved.examined`` says of it."""
-    weights = run_dir / "model.pt"
-    if not weights.exists():
+def _saved(server, run, left):
+    """Have what a stranger's run has left examined where it may do harm; return what ``saved.examined`` says of it."""
+    if not left.exists():
         return None
+    weights = trial_folder(server, server.work) / "model.pt"
+    shutil.copyfile(left, weights)
     try:
         reading = ForkedRanks(server, [SAVED, weights, run.data.name, run.prepared], 1)
         is_over = reading.wait(server.patience_s)
@@ -216,9 +219,8 @@ class Stillness:
 
     def __call__(self):
         told = []
-        for path in self.evidence.glob("*.jsonl"):
-            with suppress(OSError):  # a script may have removed it meanwhile
-                told.append(path.lstat().st_mtime)
+        with suppress(OSError):  # a script may have removed or hidden it meanwhile
+            told += [path.lstat().st_mtime for path in self.evidence.glob("*.jsonl")]
         latest = max(told, default=time.time())
         return time.time() - latest >= SILENT_S and self.is_idle()
 

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 from conftest import need, until
 
+from assessment.checklists.common import COLD_START
 from assessment.trials import forked_ranks
+from assessment.trials.data import Stage, trial_data
 from assessment.trials.forked_ranks import ForkedRanks, Idle
+from assessment.trials.plan import Trials
 
 BEGINS = "import pathlib, time; pathlib.Path({mark!r}).touch()\n"
 SLEEPS = "time.sleep(3600)"
@@ -115,3 +118,26 @@ def test_a_forked_rank_finds_what_torchrun_gives_it(server, tmp_path, monkeypatc
     given = real - set(os.environ) - OF_THE_AGENT  # what this process hands on is no doing of torchrun's
     assert {"RANK", "TORCHELASTIC_RUN_ID"} < given
     assert not given - set(json.loads((tmp_path / "forked-0").read_text()))
+
+
+def test_a_process_may_call_itself_by_bytes_that_are_no_text(server, tmp_path):
+    script = tmp_path / "named.py"
+    script.write_text("import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0)\ntime.sleep(20)\n")
+    ranks = ForkedRanks(server, [script], 2)
+    try:
+        until(lambda: {one.name() for one in server.rank_processes()} == {"\udcff\udcfe"}, 15, "the names")
+    finally:
+        ranks.kill()
+
+
+def test_nothing_that_a_script_has_put_in_the_place_of_data_is_followed(server, tmp_path):
+    """A link at the place of a machine's data leads to a folder that nobody but its owner may enter."""
+    script, own, folder = tmp_path / "nothing.py", tmp_path / "own", tmp_path / "check"
+    script.write_text("")
+    own.mkdir(mode=0o700)
+    folder.mkdir()
+    (folder / "cold-0").symlink_to(own)
+    stage = Stage(trial_data("digits"), tmp_path / "stage")
+    Trials(server, script, stage, folder).attempt(COLD_START)
+    assert own.stat().st_mode & 0o777 == 0o700 and not any(own.iterdir())
+    assert not (folder / "cold-0").is_symlink()

@@ -1,6 +1,7 @@
 """What a stranger's run left is read without harm, or not at all."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,26 @@ def test_a_tree_of_any_depth_is_removed_and_links_are_not_followed(places):
     remove(work)
     assert not work.exists() and (outside / "secret.txt").read_text() == "secret"
     until(lambda: not list(Path("/tmp").glob("salvaged-*")), 60, "nothing left")  # others have theirs for a moment
+
+
+def as_nobody(folder, act):
+    """Call ``act`` in a process that is not root, to which ``folder`` belongs; return what it returns, a number."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, 65534, 65534)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        os._exit(act())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming somebody else takes root")
+def test_folders_that_nobody_may_enter_are_removed_too():
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o777)
+        hidden = Path(place) / "room/work/hidden/below"
+        hidden.mkdir(parents=True)
+        (hidden / "weights").write_bytes(b"large")
+        hidden.parent.chmod(0)
+        room = Path(place) / "room"
+        assert as_nobody(room, lambda: remove(room) or room.exists()) == 0

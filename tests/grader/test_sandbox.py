@@ -22,6 +22,7 @@ from assessment.trials.conversation import LostError
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks
 from assessment.trials.salvage import remove
+from assessment.trials.trial import trial_folder
 from utils.launch.tether import JOIN_SESSION_KEYRING, KEYCTL
 
 LIMITS = Limits(wall_s=60, cpu_s=30, memory_mb=3000, processes=100, file_mb=20, disk_mb=50, output_mb=1)
@@ -117,7 +118,8 @@ def test_a_process_sees_and_changes_little(sandbox, tmp_path, monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert seen["network"] and seen["processes"] <= 4 and seen["resolves"] == "127.0.0.1"
+    # Alone: who makes the sandbox has the grader's environment and descriptors, and is not in it.
+    assert seen["network"] and seen["processes"] == 1 and seen["resolves"] == "127.0.0.1"
     assert set(seen["writes"]) == {str(sandbox.work / "x"), "/tmp/x"} and not Path("/tmp/x").exists()
     assert seen["secrets"] == [] and seen["reads"] < 100 and (sandbox.work / "x").exists()
     assert os.getuid() or seen["uid"]  # never root
@@ -185,6 +187,19 @@ def test_nobody_takes_more_than_the_limits(script, told, request):
             with pytest.raises(LostError, match=told):
                 ranks.wait(100)
             ranks.kill()
+
+
+def test_what_a_run_has_left_is_out_of_reach_of_the_next(guarded):
+    server, work = guarded
+    left = trial_folder(server, work)
+    (left / "model.pt").write_bytes(b"weights")
+    kept = server.keep(left)
+    (work / "script.py").write_text(f"import os, sys\nsys.exit(os.path.exists({str(kept)!r}))\n")
+    ranks = ForkedRanks(server, [work / "script.py"], 1)
+    assert ranks.wait(100) and ranks.exits == {0: 0}
+    ranks.kill()
+    assert not left.exists() and (kept / "model.pt").read_bytes() == b"weights"
+    remove(server.kept)
 
 
 # Files in memory that are on their way between two ends of a socket, and open nowhere.
