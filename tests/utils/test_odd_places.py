@@ -93,6 +93,10 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
     [
         ({"processes": "2"}, "processes='2' makes no run"),
         ({"processes": 1.5}, "processes=1.5 makes no run"),
+        ({"processes": 2**40}, "processes=1099511627776 makes no run: choose a whole number from 1 to 1,024"),
+        ({"processes": 2**200}, "processes=a number of 201 bits makes no run"),
+        ({"processes": None}, "processes=None makes no run"),
+        ({"threads": 10**9}, "threads=1000000000 makes no run"),
         ({"threads": -3}, "threads=-3 makes no run"),
         ({"env": {"A": 1}}, "env holds 1: names and values are texts"),
         ({"env": {"A\0B": "x"}}, "env holds 'A.x00B'"),
@@ -100,12 +104,14 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
         ({"run_dir": 3}, "run_dir=3 names no folder"),
         ({"processes": True}, "processes=True makes no run"),
         ({"env": {"A=B": "1"}}, "env holds the name 'A=B'"),
+        ({"env": ["A=1"]}, r"env=\['A=1'\] is no dictionary"),
+        ({"script": None}, "None is no script: name the file"),
     ],
     ids=str,
 )
 def test_arguments_that_make_no_run_are_one_line(argument, told):
     with pytest.raises(UserError, match=told):
-        launch(ROOT / "solutions/03_ddp.py", **argument)
+        launch(**{"script": ROOT / "solutions/03_ddp.py"} | argument)
 
 
 def test_a_script_is_checked_whatever_its_name_ends_in(tmp_path):
