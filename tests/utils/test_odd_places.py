@@ -94,7 +94,7 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
         ({"processes": "2"}, "processes='2' makes no run"),
         ({"processes": 1.5}, "processes=1.5 makes no run"),
         ({"processes": 2**40}, "processes=1099511627776 makes no run: choose a whole number from 1 to 1,024"),
-        ({"processes": 2**200}, "processes=a number of 201 bits makes no run"),
+        ({"processes": 2**200}, r"processes=1606\d+\.\.\. makes no run"),
         ({"processes": None}, "processes=None makes no run"),
         ({"threads": 10**9}, "threads=1000000000 makes no run"),
         ({"threads": -3}, "threads=-3 makes no run"),

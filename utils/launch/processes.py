@@ -10,24 +10,17 @@ from concurrent.futures import Future
 import psutil
 
 from utils.devices import physical_cores
-from utils.errors import UserError
+from utils.errors import UserError, shortened
 from utils.launch import warm
 from utils.launch.forking import TETHER
 
 MOST = 1_024  # processes of one run: all are on this machine, and each takes memory before it does anything
 
 
-def refuse_count(name, count, most=MOST):
-    """Raise ``UserError`` where ``count``, which the caller calls ``name``, is no whole number from 1 to ``most``."""
-    if type(count) is not int or not 1 <= count <= most:
-        raise UserError(f"{name}={shortened(count)} makes no run: choose a whole number from 1 to {most:,}")
-
-
-def shortened(value):
-    """Return what ``value`` looks like in a message: a whole number may have more digits than Python writes."""
-    if type(value) is int and value.bit_length() > 100:
-        return f"a number of {value.bit_length():,} bits"
-    return repr(value)[:60]
+def refuse_count(name, count):
+    """Raise ``UserError`` where ``count``, which the caller calls ``name``, is no whole number from 1 to ``MOST``."""
+    if type(count) is not int or not 1 <= count <= MOST:
+        raise UserError(f"{name}={shortened(count)} makes no run: choose a whole number from 1 to {MOST:,}")
 
 
 def tethered(command, log="-"):

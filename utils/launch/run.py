@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from utils import runs
-from utils.errors import UserError
+from utils.errors import UserError, shortened
 from utils.launch import processes as system
 from utils.launch.failures import explain_failure, reported_exits
 from utils.launch.rank_logs import RankLogs
@@ -40,7 +40,7 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     ``env`` adds to the environment. Raises ``UserError`` where the script does not exist, or an argument makes no run.
     """
     if not isinstance(script, (str, Path)):
-        raise UserError(f"{system.shortened(script)} is no script: name the file of one to launch")
+        raise UserError(f"{shortened(script)} is no script: name the file of one to launch")
     script = Path(script)
     if not script.is_file():
         raise UserError(f"{script.absolute()} does not exist: name a script to launch")
@@ -48,7 +48,7 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     if threads is not None:
         system.refuse_count("threads", threads)
     if not isinstance(env or {}, dict):
-        raise UserError(f"env={system.shortened(env)} is no dictionary: give names and values, as in {{'A': '1'}}")
+        raise UserError(f"env={shortened(env)} is no dictionary: give names and values, as in {{'A': '1'}}")
     for one in [part for pair in (env or {}).items() for part in pair]:
         if not isinstance(one, str) or "\0" in one:
             raise UserError(f"env holds {one!r}: names and values are texts, without the character of number 0")
