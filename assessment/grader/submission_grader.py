@@ -34,6 +34,7 @@ from assessment.grader.marks import (
     mark_taught,
     nothing_earned,
 )
+from assessment.grader.own_limits import MOST_BYTES
 from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
 from assessment.grader.snapshots import Snapshots
 from assessment.grader.training_run import MARKED, TOO_MUCH, Beside, Training, counting, dodge, reported
@@ -51,7 +52,7 @@ from utils.data import load
 
 SCORING, COMPILING = (Path(__file__).with_name(name) for name in ("scoring.py", "compiling.py"))
 SCORERS = 2  # that the same weights may end
-SCORE_S, IDLE_S, SPARE_S, MOST_BYTES = 60, 30, 60, 8_000_000_000
+SCORE_S, IDLE_S, SPARE_S = 60, 30, 60
 
 
 class Grader:
