@@ -121,6 +121,24 @@ def test_a_script_is_checked_whatever_its_name_ends_in(tmp_path):
     assert done.returncode == 1 and "SyntaxError" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mine", "--lab", "03"], "mine is a folder: name the script in it"),
+        (["03_mine"], "03_mine is a folder: name the script in it"),
+        (["none", "--lab", "03"], "none cannot be read: name a lab's script"),
+        (["03.py", "--lab", "../x"], "--lab '../x' is no lab: give its number, as in --lab 03"),
+        (["03.py", "--lab", "²"], "--lab '²' is no lab"),
+        (["mine.py"], "the name mine.py does not say which lab this is: add --lab 03"),
+    ],
+)
+def test_what_names_no_script_of_a_lab_is_one_line(words, told, tmp_path):
+    for name in ("mine", "03_mine"):
+        (tmp_path / name).mkdir()
+    done = run_program("assessment.check", tmp_path / words[0], *words[1:])
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
 def test_a_pipe_is_no_script(tmp_path):
     os.mkfifo(tmp_path / "03_mine.py")
     done = run_program("assessment.check", tmp_path / "03_mine.py")
