@@ -24,7 +24,7 @@ from assessment.checklists.report import STRENGTHS, Report
 from assessment.laws.group import survives
 from assessment.starters.make import starter_of
 from assessment.starters.regions import ROOT
-from utils.errors import UserError, one_line_errors
+from utils.errors import UserError, one_line_errors, shortened
 from utils.notebook import progress
 
 
@@ -129,9 +129,14 @@ def main():
     lab = args.lab or args.script.stem.split("_")[0]
     if args.script.name == "train.py" and not args.lab:
         lab = "assessment"
-    if not lab.isdigit() and lab != "assessment":
+    if not lab.isdecimal() and lab != "assessment":
+        if args.lab:
+            raise UserError(f"--lab {shortened(lab)} is no lab: give its number, as in --lab 03")
         raise UserError(f"the name {args.script.name} does not say which lab this is: add --lab 03")
-    is_number = not args.script.suffix and (args.script.is_dir() or not args.script.exists())
+    # "03" and "03_ddp" mean the lab's own file, also where a folder is called so.
+    is_number = str(args.script).split("_")[0] == lab and not args.script.suffix and not args.script.is_file()
+    if args.script.is_dir() and not is_number:
+        raise UserError(f"{args.script} is a folder: name the script in it that is to be checked")
     report = check(lab, None if is_number else args.script, show=sys.stderr.isatty())
     print(report)
     sys.exit(0 if report.is_done else 1)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from filelock import FileLock, Timeout
 
@@ -20,7 +21,7 @@ from assessment.grader.feedback import keep
 from assessment.grader.marks import FAULT
 from assessment.grader.sandbox import NONE, best_kind, lacks
 from assessment.grader.submissions import find, left_aside, unmatched
-from assessment.task import CONFIG, assignment
+from assessment.task import CONFIG, chosen, read
 from utils.arguments import at_least, folder
 from utils.errors import UserError, one_line_errors
 from utils.files import cannot_write
@@ -58,17 +59,26 @@ def place(text):
     return Path(folder(text))
 
 
+def resolved(path):
+    """Return the place that ``path`` leads to. Raises ``UserError`` where it is a link that leads to itself."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # it depends on Python's version
+        raise UserError(f"{path} is a link that leads to itself: name another folder") from None
+
+
 def main():
     """Grade the submissions that the command line names; the exit code is 1 where the grader itself failed."""
     args = parse_args()
     os.umask(0o022)  # strangers' processes are nobody in particular, and must read what they are given
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as Ctrl-C does
-    task = assignment(args.dataset, args.config)
+    config = read(args.config)
+    task = SimpleNamespace(**chosen(config, args.config, args.dataset))
     kind = NONE if args.no_sandbox else best_kind()
     if lacks(kind) and not args.no_sandbox:
         raise UserError(lacks(kind))
-    inside = args.out.resolve()
-    if args.folder.resolve() in (inside, *inside.parents):
+    inside = resolved(args.out)
+    if resolved(args.folder) in (inside, *inside.parents):
         raise UserError(
             f"--out {args.out} lies in {args.folder}, where it would be taken for submissions: choose another"
         )
@@ -89,7 +99,7 @@ def main():
             print(told, file=sys.stderr)
     try:
         with FileLock(args.out / ".lock", timeout=0):
-            grader = ClassGrader(args, task, kind)
+            grader = ClassGrader(args, task, kind, config)
             if args.roster:
                 keep(args.out / ROSTER, args.roster.read_text(encoding="utf-8-sig"))
             grades = grader.grade(found)

@@ -12,9 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from utils import devices, models
+from utils.errors import UserError
 
 STEPS, CLASSES, SIZE, RATE = 5, 10, (3, 32, 32), 0.01
 BESIDES = 1.5  # times as long as its training may take, a run may
+MOST_IMAGES = 1_024  # of a step that is measured: what an image takes, a larger batch does not change
+MOST_S = 366 * 86_400  # of training
 
 
 @lru_cache(maxsize=1)
@@ -24,6 +27,7 @@ def images_per_s(name, batch_size, device="cpu"):
     One process, with all threads that it has, stands for all processes of a run; ``device`` is where it computes. The
     median step counts, so that one that is held up does nothing.
     """
+    batch_size = min(batch_size, MOST_IMAGES)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         seconds = _steps(models.build(name, SIZE[0], CLASSES), batch_size, torch.device(device))
@@ -50,8 +54,18 @@ def _steps(model, batch_size, device):
 
 
 def budget_s(task, device="cpu"):
-    """Return how many seconds of training the assignment ``task`` gives a script on this machine."""
-    return 60 * task.minutes * max(1.0, task.pace / images_per_s(task.model, task.batch_size, str(device)))
+    """Return how many seconds of training the assignment ``task`` gives a script on this machine.
+
+    Raises ``UserError`` where that is more than a year.
+    """
+    pace = images_per_s(task.model, task.batch_size, str(device))
+    seconds = 60 * task.minutes * max(1.0, task.pace / pace)
+    if seconds > MOST_S:
+        raise UserError(
+            f"{task.minutes:g} minutes at a pace of {task.pace:g} images a second are {seconds / 86_400:,.0f} days on"
+            f" this machine, which trains on {pace:.0f}: lower minutes or pace in config.json"
+        )
+    return seconds
 
 
 def longest_s(budget_s):

@@ -5,38 +5,39 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 
-from utils.errors import UserError
+from utils.errors import UserError, shortened
 
 CONFIG = Path(__file__).with_name("config.json")
-COUNT, SHARE, MORE_THAN_NONE = (int, 1, float("inf")), (float, 0, 1), (float, 1e-9, float("inf"))  # type, least, most
+# The type of a value, the least and the most: what no machine of a course has is a slip of the pen.
+SHARE, EPOCHS, BATCH, MEGABYTES = (float, 0, 1), (int, 1, 10_000), (int, 1, 65_536), (int, 1, 10_000_000)
 ASSIGNMENT = {
     "model": (str, None, None),
-    "processes": COUNT,
-    "batch_size": COUNT,
-    "patience": COUNT,
-    "pace": MORE_THAN_NONE,
-    "taught_epochs": COUNT,
-    "taught_batch_size": COUNT,
+    "processes": (int, 1, 1_024),
+    "batch_size": BATCH,
+    "patience": EPOCHS,
+    "pace": (float, 1e-9, 1e6),
+    "taught_epochs": EPOCHS,
+    "taught_batch_size": BATCH,
     "taught_accuracy": SHARE,
-    "hidden_images": (int, 0, float("inf")),
-    "source_kb": COUNT,
+    "hidden_images": (int, 0, 1_000_000),
+    "source_kb": (int, 1, 10_000),
 }
 TARGETS = {
     "target": SHARE,
     "distinction": SHARE,
     "tolerance": SHARE,
-    "epochs": COUNT,
-    "minutes": MORE_THAN_NONE,
+    "epochs": EPOCHS,
+    "minutes": (float, 1e-9, 100_000),
 }
 LIMITS = {
-    "wall_s": (float, 10, float("inf")),
-    "cpu_s": (int, 10, float("inf")),
-    "memory_mb": (int, 1000, float("inf")),  # with less, and with fewer processes, no rank starts
-    "processes": (int, 50, float("inf")),
-    "open_files": (int, 100, float("inf")),
-    "file_mb": COUNT,
-    "disk_mb": COUNT,
-    "output_mb": COUNT,
+    "wall_s": (float, 10, 10_000_000),
+    "cpu_s": (int, 10, 100_000_000),
+    "memory_mb": (int, 1_000, 10_000_000),  # with less, and with fewer processes, no rank starts
+    "processes": (int, 50, 1_000_000),
+    "open_files": (int, 100, 1_000_000),
+    "file_mb": MEGABYTES,
+    "disk_mb": MEGABYTES,
+    "output_mb": MEGABYTES,
 }
 NAMES = {int: "a whole number", float: "a number", str: "a name in quotes", dict: "a list of names and values"}
 
@@ -53,21 +54,34 @@ def assignment(dataset=None, config=CONFIG):
 
 
 def read_config(path, dataset=None):
-    """Return what the file ``path`` asks for with ``dataset`` (by default its own), as a dictionary.
+    """Return what the file ``path`` asks for with ``dataset`` (by default its own), as a dictionary."""
+    return chosen(read(path), path, dataset)
 
-    What the entry of a dataset says goes before what is said for all. Raises ``UserError`` with the file, the key
-    and what may stand there.
-    """
+
+def read(path):
+    """Return all that the file ``path`` holds. Raises ``UserError`` where it is none, or no JSON."""
+    path = Path(path)
     try:
-        asked = json.loads(Path(path).read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file() and not path.is_dir():  # who opens a pipe may wait for ever
+            raise UserError(f"{path} is a pipe, a socket or a device: name a config.json that is a file")
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): name a config.json") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-    _hold(asked, {"dataset": (str, None, None), "datasets": dict, "limits": dict}, ASSIGNMENT, path)
+
+
+def chosen(config, path, dataset=None):
+    """Return what ``config``, which was read from ``path``, asks for with ``dataset`` (by default its own).
+
+    What the entry of a dataset says goes before what is said for all. Raises ``UserError`` with the file, the key
+    and what may stand there.
+    """
+    _hold(config, {"dataset": (str, None, None), "datasets": dict, "limits": dict}, ASSIGNMENT, path)
+    asked = dict(config)
     datasets, name = asked.pop("datasets"), dataset or asked["dataset"]
     if name not in datasets:
-        raise UserError(f"{path} sets no target for {name}: choose one of {', '.join(datasets)}, or add it there")
+        raise UserError(f"{path} sets no target for {name[:60]}: choose one of {', '.join(datasets)}, or add it there")
     for key, entry in datasets.items():
         _hold(entry, TARGETS, ASSIGNMENT, path, f"datasets, {key}: ", may_lack=ASSIGNMENT)
         if entry["target"] > entry["distinction"]:
@@ -82,11 +96,11 @@ def _hold(found, own, common, path, where="", may_lack=()):
     """Hold the mapping ``found`` against what its keys may be."""
     known = own | common
     if not isinstance(found, dict):
-        raise UserError(f"{path}, {where or 'as a whole: '}{found!r} is not {NAMES[dict]}")
+        raise UserError(f"{path}, {where or 'as a whole: '}{shortened(found)} is not {NAMES[dict]}")
     for key in found.keys() - known.keys():
         close = get_close_matches(key, known, 1)
         meant = f"did you mean {close[0]}?" if close else f"it may hold {', '.join(known)}"
-        raise UserError(f"{path}, {where}there is no {key}; {meant}")
+        raise UserError(f"{path}, {where}there is no {key[:60]}; {meant}")
     for key in known:
         if key not in found and key not in may_lack:
             raise UserError(f"{path}, {where}{key} is missing")
@@ -94,22 +108,22 @@ def _hold(found, own, common, path, where="", may_lack=()):
         kind, least, most = known[key] if isinstance(known[key], tuple) else (known[key], None, None)
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits or (least is not None and not least <= value <= most):
-            raise UserError(f"{path}, {where}{key} is {value!r}; it must be {NAMES[kind]}{_between(least, most)}")
+            raise UserError(
+                f"{path}, {where}{key} is {shortened(value)}; it must be {NAMES[kind]}{_between(least, most)}"
+            )
 
 
 def _between(least, most):
     if least is None:
         return ""
-    if most == 1:
-        return f" from {least:g} to {most:g}"
-    return " above 0" if 0 < least < 1 else f" of {least:g} or more"
+    return f" above 0, and {most:,.0f} at most" if 0 < least < 1 else f" from {least:,} to {most:,}"
 
 
 def _refuse_unknown_model(name, path):
     from utils.models import MODELS  # imports torch, which making the labs does without
 
     if name not in MODELS:
-        raise UserError(f"{path}, model is {name!r}; choose one of {', '.join(MODELS)}")
+        raise UserError(f"{path}, model is {shortened(name)}; choose one of {', '.join(MODELS)}")
 
 
 def told(accuracies, task):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from utils.errors import UserError
-from utils.files import remove_parts, written_whole
+from utils.files import cannot_write, remove_parts, written_whole
 
 KEPT = 2
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
@@ -39,22 +39,23 @@ class Checkpoints:
         with written_whole(path) as part:
             part.write_bytes(content.getbuffer())
         for old in [one for one in self._paths() if one != path][KEPT - 1 :]:
-            old.unlink(missing_ok=True)
+            _remove(old)
         return path
 
-    def latest(self):
+    def latest(self, is_one=lambda _state: True):
         """Return what was saved last, or before it where that is damaged, which standard error says; None without any.
 
-        Raises ``UserError`` where there are checkpoints and none can be read.
+        Damaged is as well what is no file, and a dictionary that is not ``is_one``. Raises ``UserError`` where there
+        are checkpoints and none can be read.
         """
         damaged = []
         for path in self._paths():
             content = _read(path)
-            if content is not None:
+            if isinstance(content, dict) and is_one(content):
                 return content
             damaged.append(path)
             print(f"{path} is damaged: going on from the checkpoint before it", file=sys.stderr)
-            path.replace(path.with_suffix(".damaged"))  # it is none of the last two, of which one is to be whole
+            _set_aside(path)  # it is none of the last two, of which one is to be whole
         if damaged:
             raise UserError(f"no checkpoint in {self.folder} can be read: start anew, without --resume")
         return None
@@ -62,7 +63,7 @@ class Checkpoints:
     def remove(self):
         """Remove all checkpoints, and what killed writers have left of theirs."""
         for path in self._paths():
-            path.unlink(missing_ok=True)
+            _remove(path)
         remove_parts(self.folder, "step-*")
 
     def _paths(self):
@@ -72,15 +73,37 @@ class Checkpoints:
 
 
 def _step(path):
-    return int(NAME.fullmatch(path.name)[1]), path.stat().st_mtime_ns
+    return int(NAME.fullmatch(path.name)[1]), path.lstat().st_mtime_ns  # a link may lead nowhere
 
 
 def _read(path):
-    """Return what a checkpoint holds, None where its bytes are not those that were written."""
+    """Return what a checkpoint holds, None where it is no file or its bytes are not those that were written."""
+    if not path.is_file():  # who opens a pipe waits for ever
+        return None
     content = path.read_bytes()
     if _digest(content) != NAME.fullmatch(path.name)[2]:
         return None
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:  # of many kinds: the digest is right, so somebody else has written it
+        return None
+
+
+def _remove(path):
+    """Remove a checkpoint; a folder with the name of one is somebody's, and stays under another name."""
+    if path.is_dir() and not path.is_symlink():
+        _set_aside(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _set_aside(path):
+    """Give what is no checkpoint a name that says so. Raises ``UserError`` where that cannot be."""
+    aside = path.with_suffix(".damaged")
+    try:
+        path.replace(aside)
+    except OSError as error:  # what has that name is a folder with something in it, or nothing may be renamed here
+        raise UserError(cannot_write(aside, error)) from error
 
 
 def _digest(content):

@@ -54,6 +54,14 @@ def stopped_ranks():
     return []
 
 
+def shortened(value, most=60):
+    """Return what ``value`` looks like, for a message of one line: no more than ``most`` letters of it."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a number of {value.bit_length():,} bits"  # Python writes none of more than 4,300 digits
+    told = repr(value)
+    return told if len(told) <= most else f"{told[: most - 3]}..."
+
+
 def first_line(error):
     """Return the first line of what ``error`` says, or else what it is."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

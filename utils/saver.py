@@ -28,6 +28,8 @@ from utils.checkpoints import Checkpoints, random_states, restore_random_states
 from utils.errors import UserError, first_line
 
 SHARE = 0.02  # of a run's time, at most, that goes into its checkpoints
+KEPT_OF_RUN = {"effective_batch", "place", "ranks", "record"}
+KEPT_OF_RANK = {"start", "random", "sums", "elapsed"}
 NEVER = 2**31  # the epoch that comes next where none does
 FRESH_DRAWS = 1_000_003  # a prime: seeds of ranks that go on in another number lie apart by multiples of it
 
@@ -53,7 +55,7 @@ class Saver:
         self.epoch, self.step, self.steps_taken, self.elapsed = 1, 0, 0, 0.0
         self.record = None  # what the record held, for it to go on from
         # One rank reads: no two can go on from different checkpoints, and no machine needs the disk of another.
-        saved = self._given_by_rank_0(self._checkpoints.latest) if args.resume else None
+        saved = self._given_by_rank_0(lambda: self._checkpoints.latest(is_whole)) if args.resume else None
         if saved:
             self._go_on(saved, args.seed)
 
@@ -196,6 +198,17 @@ class Saver:
         if dist.is_initialized():
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+
+def is_whole(state):
+    """Say whether ``state`` holds what every run goes on from; its network and optimizer are the script's to know."""
+    if not state.keys() >= KEPT_OF_RUN:
+        return False
+    place, ranks = state["place"], state["ranks"]
+    counts = (*place, state["effective_batch"]) if isinstance(place, tuple) and len(place) == 3 else ()
+    if not counts or not all(type(one) is int for one in counts) or not isinstance(ranks, list) or not ranks:
+        return False
+    return all(isinstance(one, dict) and one.keys() >= KEPT_OF_RANK for one in ranks)
 
 
 class Clock:

@@ -19,6 +19,7 @@ from assessment.grader.exam import keep_exams
 from assessment.grader.feedback import write_feedback
 from assessment.grader.gpus import gpu_devices
 from assessment.grader.marks import FAULT, NOT_GRADABLE, Grade, faulty, nothing_earned
+from assessment.grader.own_limits import refuse_too_much
 from assessment.grader.room import room as own_room
 from assessment.grader.sandbox import Limits
 from assessment.pace import budget_s, longest_s
@@ -30,15 +31,19 @@ from utils.files import cannot_write, written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
 MOST_TRIES = 2  # of a submission at which the grader itself failed, unless it is asked for by name
-RECIPE = 5  # a higher number makes everything be graded anew
+RECIPE = 6  # a higher number makes everything be graded anew
 
 
 class ClassGrader:
-    """Grades a class into the folder ``args.out``, several submissions at once."""
+    """Grades a class into the folder ``args.out``, several submissions at once.
 
-    def __init__(self, args, task, kind):
-        self.args, self.task, self.kind = args, task, kind
+    ``task`` is what the assignment ``config`` asks for with one of its datasets.
+    """
+
+    def __init__(self, args, task, kind, config):
+        self.args, self.task, self.kind, self.config = args, task, kind, config
         self.limits = Limits(**task.limits)
+        refuse_too_much(kind, self.limits)
         self.devices = gpu_devices(task.processes) if args.gpus else ()
         self.lab = checklist("assessment")
         self.kept = args.out / ".kept"
@@ -75,8 +80,8 @@ class ClassGrader:
         with own_room() as room:
             Stage(trial_data(self.lab.dataset), room / "stage").keep()
             keep_exams(self.task, self.args.data_dir, room, self._secret())
-            config = json.loads(self.args.config.read_text(encoding="utf-8")) | {"dataset": self.task.dataset}
-            (room / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            shown = self.config | {"dataset": self.task.dataset}
+            (room / "config.json").write_text(json.dumps(shown), encoding="utf-8")
             asked = {"room": str(room), "kind": self.kind, "limits": asdict(self.limits)}
             asked["devices"] = self.devices
             asked["budget_s"] = budget_s(self.task)  # measured once, so that all are graded alike

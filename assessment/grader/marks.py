@@ -13,6 +13,7 @@ PASS, FAIL, NOT_GRADABLE, FAULT = "pass", "fail", "not gradable", "grader's own 
 ACCURACY_POINTS, TAUGHT_POINTS = 15, 10
 EXACT = 0.005  # a script may judge in bfloat16; the scorer judges in float32
 STRENGTH = 2  # of the hints: the symptom, and the idea
+MOST_TOLD = 30_000  # letters, of what a stranger's run has a part in: more is read by nobody
 
 
 @dataclass
@@ -97,7 +98,7 @@ def mark_behaviour(checks, result):
             check.earned, check.told = check.points, "seen in every run"
         elif misses:
             wrong = next((miss for miss in misses if miss.verdict.holds is False), misses[0])
-            check.told = wrong.verdict.symptom or UNSEEN
+            check.told = (wrong.verdict.symptom or UNSEEN)[:MOST_TOLD]
         else:
             lacking = sorted({name for name, _ in item.laws} - result.ends.keys())
             check.told = f"not seen: there was no run of {', '.join(lacking)}"
@@ -106,7 +107,7 @@ def mark_behaviour(checks, result):
 def cause_of(result):
     """Return the first thing to look at, in words, where the checker found one."""
     report = Report(result, STRENGTH, grows=False)
-    return "\n".join(report.hints(result.cause)) if result.cause else ""
+    return "\n".join(report.hints(result.cause))[:MOST_TOLD] if result.cause else ""
 
 
 def mark_accuracy(check, run, task):

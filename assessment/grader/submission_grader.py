@@ -34,9 +34,10 @@ from assessment.grader.marks import (
     mark_taught,
     nothing_earned,
 )
+from assessment.grader.own_limits import MOST_BYTES
 from assessment.grader.sandbox import MEGABYTE, Limits, Sandbox
 from assessment.grader.snapshots import Snapshots
-from assessment.grader.training_run import MARKED, TOO_MUCH, Beside, Training, counting, dodge, reported
+from assessment.grader.training_run import MARKED, TOO_MUCH, Beside, Training, counting, dodge, reported, unlike_epochs
 from assessment.grader.watchdog import Watch
 from assessment.pace import longest_s
 from assessment.starters.make import solution_digest
@@ -51,7 +52,7 @@ from utils.data import load
 
 SCORING, COMPILING = (Path(__file__).with_name(name) for name in ("scoring.py", "compiling.py"))
 SCORERS = 2  # that the same weights may end
-SCORE_S, IDLE_S, SPARE_S, MOST_BYTES = 60, 30, 60, 8_000_000_000
+SCORE_S, IDLE_S, SPARE_S = 60, 30, 60
 
 
 class Grader:
@@ -152,9 +153,9 @@ class Grader:
             run.curve = run.curve[: asked["epochs"]]  # of a hundred thousand nobody needs a picture
         elif not run.problem and not run.seconds <= self.budget_s:  # a time that is no number is none within it
             run.problem = f"training took {run.seconds:.0f} s; it may take {self.budget_s:.0f} s on this machine"
-        elif not run.problem and run.dodge:
-            run.problem = run.dodge
-        elif not run.problem:
+        elif not run.problem:  # which accuracies come in a row matters to the target alone
+            run.problem = run.dodge or (run.unlike if exam is self.true else "")
+        if not run.problem:
             self._score(run, exam)
         wanted = (self.task.target, self.task.distinction) if exam is self.true and not run.problem else ()
         for epoch in {one for each in wanted for one in counting(run.curve, each, self.task.patience)}:
@@ -188,6 +189,7 @@ class Grader:
         curve, seconds = reported(folder / "run")
         run = Training(curve, seconds=seconds)
         run.dodge = dodge(folder, self.task.processes, flags, self.images)
+        run.unlike = unlike_epochs(folder, self.task.processes, flags, self.images, len(curve))
         if not self.devices:  # beside a GPU, loading images may well take the processors longer
             run.dodge, run.remark = run.dodge or beside.told(TOO_MUCH), beside.told(MARKED)
         if not is_over:

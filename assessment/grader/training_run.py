@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from assessment.recorder.counts import steps_taken
+from assessment.recorder.counts import steps_by_row, steps_taken
 from assessment.task import reached_in
 from utils.runs import read_metrics
 
 SLACK = 1.02  # of the steps that a training run has
+LEAST_OF_EPOCH, MOST_OF_EPOCH = 0.5, 1.5  # of an epoch's steps: so many make one row of the record, and no two
 METRICS_BYTES = 1_000_000
 # What processes beside the ranks may compute, in seconds and as a share of the ranks': to be looked at, and too much.
 # Those that load images stay below; compilers may take a minute.
@@ -28,6 +29,7 @@ class Training:
     cut: str = ""  # said where the time was over before the script was
     remark: str = ""  # what an instructor may want to look at
     dodge: str = ""  # how it is another run than the one that was asked for
+    unlike: str = ""  # how its record is not that of its epochs
     seconds: float = 0.0  # of training, as reported
     proven: dict = field(default_factory=dict)  # what the weights of an epoch get on the test images, where they count
 
@@ -58,6 +60,29 @@ def dodge(folder, processes, flags, images):
             return (
                 f"rank {rank} took {taken} steps; {epochs} epochs of {images} images have {wanted:.0f}, with"
                 f" {processes} processes and --batch-size {size}"
+            )
+    return ""
+
+
+def unlike_epochs(folder, processes, flags, images, rows):
+    """Return how the record, of ``rows`` accuracies, is not that of the epochs of the run, "" where it is.
+
+    Each is to have an epoch's steps before it: who leaves out epochs, or writes one down twice, chooses which of his
+    accuracies stand in a row. What comes after the last row is an epoch that was not finished.
+    """
+    size = flags["batch_size"]
+    taken = next(filter(None, (steps_by_row(folder, rank, size) for rank in range(processes))), [])
+    if len(taken) != rows:
+        return (
+            f"the record holds {rows} accuracies, and report() was called {len(taken)} times: it is to be called once"
+            " after each epoch, and nothing else is to write the record"
+        )
+    wanted = images / (processes * size)
+    for row, steps in enumerate(taken, start=1):
+        if not max(1, LEAST_OF_EPOCH * wanted) <= steps <= MOST_OF_EPOCH * wanted + 1:
+            return (
+                f"row {row} of the record is no epoch's: {steps} training steps were taken since the row before it, and"
+                f" an epoch has {wanted:.0f}; report() is to be called once after each epoch"
             )
     return ""
 

@@ -2,10 +2,11 @@
 
 The run that is graded is not watched as trials are; this shows whether it is the run that was asked for. In the file
 of its rank is a line for each pass of images through an outermost module that teaches (the number of images, that of
-the module, and what some of its weights add up to) and one for each step of an optimizer. ``steps_taken`` puts them
-together.
+the module, and what some of its weights add up to), for each step of an optimizer and for each row of the record.
+``steps_taken`` and ``steps_by_row`` put them together.
 """
 
+import functools
 import itertools
 import os
 from pathlib import Path
@@ -15,8 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from assessment.recorder.networks import is_in_backward, is_wrapped, tensors, unwrapped
+from utils import runs
 
-SUFFIX, STEP = ".steps", "step"
+SUFFIX, STEP, ROW = ".steps", "step", "row"
 MOST_BYTES = 20_000_000
 SAMPLED = 8  # parameters, and numbers of each
 
@@ -48,6 +50,16 @@ class Counter:
         if self.stepping == 0:  # an optimizer may call another
             self.note(STEP)
 
+    def rows(self, write):
+        """Return ``write``, the method that writes a row of the record, as one that notes that it has."""
+
+        @functools.wraps(write)
+        def write_and_note(*args, **kwargs):
+            write(*args, **kwargs)
+            self.note(ROW)
+
+        return write_and_note
+
     def note(self, line):
         if os.getpid() == self.pid:  # what a loader's worker does counts for nothing
             self.file.write(f"{line}\n")
@@ -61,6 +73,7 @@ def count(folder):
     register_module_forward_hook(counter.leave, always_call=True)
     register_optimizer_step_pre_hook(counter.begin_step)
     register_optimizer_step_post_hook(counter.end_step)
+    runs.Record.epoch = counter.rows(runs.Record.epoch)
 
 
 @torch.no_grad()
@@ -85,10 +98,30 @@ def steps_taken(folder, rank, images):
     are given by keyword). Where no optimizer of torch's steps, each pass of at least ``images`` through the first
     module counts.
     """
+    return _taken([line for line in _lines(folder, rank) if line != ROW], images)
+
+
+def steps_by_row(folder, rank, images):
+    """Return how many steps ``rank`` took before each row that it wrote into the record, since the one before it."""
+    taken, since = [], []
+    for line in _lines(folder, rank):
+        if line == ROW:
+            taken.append(_taken(since, images) or 0)
+            since = []
+        else:
+            since.append(line)
+    return taken
+
+
+def _lines(folder, rank):
     path = Path(folder, str(rank)).with_suffix(SUFFIX)
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return None
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def _taken(lines, images):
+    """Return how many steps the ``lines`` of a rank show, None where they show none."""
     passes = [parts for line in lines if len(parts := line.split()) == 3 and parts[0].isdecimal()]
     sums = ([one[2] for one in passes if one[1] == module] for module in {one[1] for one in passes})
     moved = max(map(moves, sums), default=0) // 2

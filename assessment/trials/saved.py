@@ -17,6 +17,7 @@ from assessment.recorder.networks import bare
 from assessment.recorder.sketch import sketch
 from utils import models
 from utils.data import load
+from utils.errors import shortened
 
 LARGEST = 200_000_000  # numbers in all tensors together
 MOST_NAMES, LONGEST_NAME = 5_000, 500  # tensors, and letters of the name of one
@@ -54,7 +55,8 @@ def load_weights(path):
         reason = (str(problem).splitlines() or [type(problem).__name__])[0][:120]
         return f"model.pt cannot be loaded with weights_only=True: {reason}"
     if not isinstance(state, dict) or not all(torch.is_tensor(one) for one in state.values()):
-        held = list(state)[:3] if isinstance(state, dict) else type(state).__name__
+        is_named = isinstance(state, dict)
+        held = f"[{', '.join(map(shortened, list(state)[:3]))}]" if is_named else type(state).__name__[:60]
         return f"model.pt holds {held}, not the state_dict of a network"
     if sum(one.numel() for one in state.values()) > LARGEST:
         return f"model.pt holds more than {LARGEST:,} numbers"

@@ -41,6 +41,7 @@ def test_weights_are_names_and_sketches_and_judge_every_test_image(left, tmp_pat
     [
         ([1, 2], "holds list, not the state_dict"),
         ({"model": {}}, r"holds \['model'\], not the state_dict"),
+        ({"x" * 4_000_000: {}, "y" * 61: {}}, r"holds \['x{56}\.\.\., 'y{56}\.\.\.\], not the state_dict"),
         ({"w": torch.empty(0).expand(0)}, None),
         ({"w": torch.zeros(1).expand(LARGEST + 1)}, "more than 200,000,000 numbers"),
         (os.getcwd, "cannot be loaded with weights_only=True"),
@@ -49,6 +50,7 @@ def test_weights_are_names_and_sketches_and_judge_every_test_image(left, tmp_pat
 def test_what_is_no_state_dict_is_said_in_words(left, tmp_path, held, told):
     torch.save(held, tmp_path / "model.pt")
     assert isinstance(left.weights, Weights) if told is None else re.search(told, left.weights)
+    assert not isinstance(left.weights, str) or len(left.weights) < 300
     assert left.predictions is None
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assessment.recorder.counts import SUFFIX, steps_taken
+from assessment.recorder.counts import SUFFIX, steps_by_row, steps_taken
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks
 
@@ -58,6 +58,27 @@ def test_five_steps_are_counted(way, server, tmp_path):
     assert ranks.wait(60) and ranks.exits == {0: 0, 1: 0}, ranks.failure()
     ranks.kill()
     assert [steps_taken(tmp_path, rank, images=8) for rank in (0, 1)] == [5, 5]
+
+
+REPORTED = """
+import os, sys
+from utils.runs import COLUMNS, Record, finish
+if os.environ["RANK"] == "0":
+    record = Record(sys.argv[1], {}, world_size=1, effective_batch=8)
+    def epoch(): record.epoch(network, **{name: 0.5 for name in COLUMNS if name != "epoch"})
+"""
+
+
+@pytest.mark.parametrize("way", ["a step a batch", "two optimizers", "two passes a step", "a gradient of a function"])
+def test_steps_are_told_row_by_row(way, server, tmp_path):
+    text = NETWORK + REPORTED + "".join(WAYS[way] + "if os.environ['RANK'] == '0': epoch()\n" for _ in range(3))
+    (tmp_path / "script.py").write_text(text + "if os.environ['RANK'] == '0': epoch()\n")
+    argv = [tmp_path / "script.py", tmp_path / "run"]
+    ranks = ForkedRanks(server, argv, 2, {"LOCKSTEP_COUNTS": str(tmp_path)}, tmp_path)
+    assert ranks.wait(60) and ranks.exits == {0: 0, 1: 0}, ranks.failure()
+    ranks.kill()
+    assert [steps_by_row(tmp_path, rank, images=8) for rank in (0, 1)] == [[5, 5, 5, 0], []]
+    assert [steps_taken(tmp_path, rank, images=8) for rank in (0, 1)] == [15, 15]
 
 
 def test_moves_behind_the_back_of_an_optimizer_are_steps(server, tmp_path):

@@ -1,13 +1,19 @@
 """What is wrong in a config.json is told in one line, with its place, before anybody is graded."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
+from conftest import ROOT, need
 from programs import run_program
 
-from assessment.grader.sandbox import Limits
-from assessment.task import CONFIG, LIMITS, assignment, read_config
+from assessment.grader.own_limits import MOST_BYTES, refuse_too_much
+from assessment.grader.sandbox import NONE, Limits, best_kind
+from assessment.task import ASSIGNMENT, CONFIG, LIMITS, TARGETS, assignment, read_config
 from utils.errors import UserError
 
 GOOD = json.loads(CONFIG.read_text(encoding="utf-8"))
@@ -32,18 +38,22 @@ def changed(tmp_path, *place, value=None, name=None):
     [
         (["model"], {"value": "wide-resnet-tny"}, "model is 'wide-resnet-tny'; choose one of lenet"),
         (["patience"], {"name": "patiense"}, "there is no patiense; did you mean patience?"),
-        (["patience"], {"value": "two"}, "patience is 'two'; it must be a whole number of 1 or more"),
-        (["batch_size"], {"value": 0}, "batch_size is 0; it must be a whole number of 1 or more"),
+        (["patience"], {"value": "two"}, "patience is 'two'; it must be a whole number from 1 to 10,000"),
+        (["batch_size"], {"value": 0}, "batch_size is 0; it must be a whole number from 1 to 65,536"),
         (["hidden_images"], {"value": True}, "hidden_images is True"),
         (["processes"], {}, "processes is missing"),
-        (["limits", "memory_mb"], {"value": 1}, "limits: memory_mb is 1; it must be a whole number of 1000 or more"),
-        (["limits", "processes"], {"value": 1}, "limits: processes is 1; it must be a whole number of 50 or more"),
+        (["limits", "memory_mb"], {"value": 1}, "limits: memory_mb is 1; it must be a whole number from 1,000 to"),
+        (["limits", "processes"], {"value": 1}, "limits: processes is 1; it must be a whole number from 50 to"),
         (["limits"], {"value": 3}, "limits is 3; it must be a list of names and values"),
         (["limits", "cpu_s"], {"name": "cpus"}, "limits: there is no cpus; did you mean cpu_s?"),
         (["datasets", "digits-rgb", "target"], {}, "datasets, digits-rgb: target is missing"),
         (["datasets", "digits-rgb", "target"], {"value": 80}, "target is 80; it must be a number from 0 to 1"),
         (["datasets", "digits-rgb", "target"], {"value": 0.9}, "the target 0.9 is above the distinction"),
         (["datasets", "cifar10", "minutes"], {"value": 0}, "minutes is 0; it must be a number above 0"),
+        (["datasets", "cifar10", "minutes"], {"value": 1e9}, "it must be a number above 0, and 100,000 at most"),
+        (["batch_size"], {"value": 10**10}, "batch_size is 10000000000; it must be a whole number from 1 to 65,536"),
+        (["limits", "wall_s"], {"value": float("inf")}, "wall_s is inf; it must be a number from 10 to 10,000,000"),
+        (["model"], {"value": "x" * 10**6}, "choose one of lenet"),
         (["dataset"], {"value": "cifar"}, "sets no target for cifar: choose one of digits-rgb, cifar10"),
     ],
 )
@@ -52,6 +62,16 @@ def test_what_is_wrong_is_named(tmp_path, place, change, told):
     with pytest.raises(UserError) as raised:
         read_config(path)
     assert told in str(raised.value) and str(path) in str(raised.value) and "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("name", [*ASSIGNMENT, *TARGETS, *LIMITS])
+def test_no_number_is_below_all_sense_or_above_it(name, tmp_path):
+    tables = (([], ASSIGNMENT), (["datasets", "cifar10"], TARGETS), (["limits"], LIMITS))
+    for place in [place for place, known in tables if name in known]:
+        for value in (-1, -1e300, 10**1000, 1e300, float("inf"), float("nan")):
+            with pytest.raises(UserError, match=f"{name} is .*; it must be a"):
+                read_config(changed(tmp_path, *place, name, value=value))
 
 
 def test_a_file_that_is_none_is_told_in_a_line(tmp_path):
@@ -60,6 +80,13 @@ def test_a_file_that_is_none_is_told_in_a_line(tmp_path):
     nothing = ((tmp_path / name, "is no JSON") for name in ("config.json", "deep.json"))
     for path, told in (*nothing, (tmp_path / "none", "No such file")):
         with pytest.raises(UserError, match=told):
+            read_config(path)
+
+
+def test_what_is_no_file_is_told_in_a_line_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(UserError, match=r"is a pipe, a socket or a device: name a config\.json that is a file"):
             read_config(path)
 
 
@@ -82,6 +109,8 @@ def test_every_limit_may_be_set():
         (["--out", ""], "it is empty: name a folder"),
         (["--out", "/proc/grades"], "cannot write /proc/grades"),
         (["--out", "/dev/null"], "cannot write /dev/null: it is a device or a pipe"),
+        (["--out", "{class}/../loop"], "loop is a link that leads to itself"),
+        (["--config", "/dev/zero"], "is a pipe, a socket or a device"),
         (["--data-dir", ""], "it is empty: name a folder"),
         (["--again", "nobody"], "--again names nobody"),
         (["--roster", "{class}/none.csv"], "cannot be read as CSV"),
@@ -91,11 +120,48 @@ def test_a_wrong_command_grades_nobody(tmp_path, more, told):
     folder = tmp_path / "class"
     folder.mkdir()
     (folder / "anna.py").write_text("print('here')\n")
+    (tmp_path / "loop").symlink_to("loop")
     more = [one.replace("{class}", str(folder)) for one in more]
     done = run_program("assessment.grade", folder, "--out", tmp_path / "grades", *more)
     assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr
     assert done.returncode == 2 or len(done.stderr.strip().splitlines()) == 1  # argparse tells the usage as well
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["anna.py", "class"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["anna.py", "class", "loop"]
+
+
+CHECKED = """
+import resource, sys
+from assessment.grader.own_limits import refuse_too_much
+from assessment.grader.sandbox import Limits
+from utils.errors import one_line_errors
+name, most, kind = sys.argv[1:]
+resource.setrlimit(getattr(resource, name), (int(most), int(most)))
+with one_line_errors():
+    refuse_too_much(kind, Limits())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "told"),
+    [
+        ("RLIMIT_DATA", MOST_BYTES - 1, "a process may take 7,999 MB of memory here (ulimit -H -d), and the grader"),
+        ("RLIMIT_DATA", MOST_BYTES, ""),
+        ("RLIMIT_CORE", 0, ""),
+    ],
+)
+def test_a_grader_that_may_take_too_little_says_so(name, most, told):
+    _, before = resource.getrlimit(getattr(resource, name))
+    need(before in (resource.RLIM_INFINITY, most) or before > most, "the tests may take less themselves")
+    command = [sys.executable, "-c", CHECKED, name, str(most), best_kind()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == bool(told) and told in done.stderr and done.stderr.count("\n") == bool(told)
+
+
+def test_limits_that_the_system_does_not_grant_are_told_before_anybody_is_graded():
+    kind = best_kind()
+    need(kind != NONE, "no sandbox works on this machine")
+    refuse_too_much(kind, Limits())
+    with pytest.raises(UserError, match=r"cannot be set here \(prlimit: .*: lower them in its config.json"):
+        refuse_too_much(kind, Limits(open_files=10**12))
 
 
 @pytest.mark.timeout(120)

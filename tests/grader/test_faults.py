@@ -14,7 +14,7 @@ ANNA = Submission("anna", "anna", b"pass")
 
 @pytest.fixture
 def grader(tmp_path):
-    return ClassGrader(SimpleNamespace(out=tmp_path, gpus=False, again=[], jobs=1), assignment(), "none")
+    return ClassGrader(SimpleNamespace(out=tmp_path, gpus=False, again=[], jobs=1), assignment(), "none", {})
 
 
 def graded(grader, grade, digest="of this script"):

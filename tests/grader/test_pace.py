@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from assessment import assignment, pace
+from utils.errors import UserError
 
 TASK = SimpleNamespace(model="lenet", batch_size=32, minutes=2, pace=1000)
 
@@ -16,6 +17,20 @@ def test_a_slower_machine_gets_as_much_more_time_as_it_is_slower(monkeypatch, me
     assert pace.budget_s(TASK) == wanted
     assert ": too long" not in pace.told(wanted, TASK)
     assert ": too long" in pace.told(wanted + 1, TASK)
+
+
+def test_minutes_that_come_to_more_than_a_year_are_refused(monkeypatch):
+    monkeypatch.setattr(pace, "images_per_s", lambda *_machine: 0.001)
+    with pytest.raises(UserError, match=r"2 minutes at a pace of 1000 images a second are 1,389 days on this machine"):
+        pace.budget_s(TASK)
+
+
+def test_a_batch_that_no_machine_holds_is_measured_by_a_part_of_it(monkeypatch):
+    measured = []
+    monkeypatch.setattr(pace, "_steps", lambda _model, size, _device: measured.append(size) or [1.0, 1.0])
+    pace.images_per_s.cache_clear()
+    assert pace.images_per_s(TASK.model, 65_536) == pace.MOST_IMAGES == measured[0]
+    pace.images_per_s.cache_clear()
 
 
 def test_nothing_is_measured_where_the_time_was_enough_on_any_machine(monkeypatch):

@@ -49,6 +49,15 @@ REPORTS = "        if rank == 0:\n            report(args, model, **row)\n"
 CLAIMS = changed(
     REPORTS, f"        if len(train) > 300 and epoch < args.epochs:\n            row['val_accuracy'] = 0.99\n{REPORTS}"
 )
+# Writes its last epoch down twice, and none of those before it, where it is graded.
+TWICE = changed(
+    REPORTS,
+    f"""        if len(train) <= 300:
+    {REPORTS.replace("            report", "                report")}        elif rank == 0 and epoch == args.epochs:
+            report(args, model, **row)
+            report(args, model, **row)
+""",
+)
 # Has another program compute, where it is graded; what that trains with, nobody counts.
 BURNS = "import time\nwhile time.process_time() < 100: pass"
 SIDECAR = changed(

@@ -1,5 +1,8 @@
 """Checkpoints: whole or not at all, the one before where the last is damaged, and the same draws after as before."""
 
+import hashlib
+import io
+import os
 import random
 import time
 
@@ -11,7 +14,7 @@ from programs import Program
 
 from utils.checkpoints import Checkpoints, random_states, restore_random_states
 from utils.errors import UserError
-from utils.saver import Clock
+from utils.saver import Clock, is_whole
 
 WRITER = """
 import sys, torch
@@ -61,6 +64,69 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(harm, tmp_path
     damage(first)
     with pytest.raises(UserError, match=f"no checkpoint in {tmp_path} can be read: start anew, without --resume"):
         checkpoints.latest()
+
+
+def written(folder, step, content):
+    """Write ``content`` (bytes, or what torch saves) as the checkpoint of a ``step``, with the digest that it has."""
+    if not isinstance(content, bytes):
+        held = io.BytesIO()
+        torch.save(content, held)
+        content = held.getvalue()
+    path = folder / f"step-{step:09}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
+    path.write_bytes(content)
+    return path
+
+
+NAME = "step-000000002-0123456789abcdef.pt"
+OTHERS = {
+    "a list": lambda folder: written(folder, 2, [1, 2, 3]),
+    "nothing": lambda folder: written(folder, 2, b""),
+    "a text": lambda folder: written(folder, 2, b"no archive"),
+    "a dictionary of something else": lambda folder: written(folder, 2, {"weights": torch.ones(1)}),
+    "a folder": lambda folder: (folder / NAME).mkdir() or folder / NAME,
+    "a pipe": lambda folder: os.mkfifo(folder / NAME) or folder / NAME,
+    "a link that leads nowhere": lambda folder: (folder / NAME).symlink_to("/nowhere") or folder / NAME,
+    "a link to itself": lambda folder: (folder / NAME).symlink_to(NAME) or folder / NAME,
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_checkpoint_is_set_aside_and_the_one_before_it_used(kind, tmp_path, capfd):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"step": 1})
+    other = OTHERS[kind](tmp_path)
+    assert checkpoints.latest(lambda state: "step" in state) == {"step": 1}
+    assert capfd.readouterr().err.splitlines() == [f"{other} is damaged: going on from the checkpoint before it"]
+    assert os.path.lexists(other.with_suffix(".damaged")) and not os.path.lexists(other)
+    OTHERS[kind](tmp_path)
+    checkpoints.save(3, {"step": 3})  # which removes all but the last two
+    checkpoints.save(4, {"step": 4})
+    checkpoints.remove()
+    assert not list(tmp_path.glob("step-*.pt"))
+
+
+def test_a_folder_in_the_place_of_what_was_damaged_is_one_line(tmp_path):
+    path = written(tmp_path, 2, b"")
+    (path.with_suffix(".damaged") / "something").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cannot write .*\.damaged: it is a folder"):
+        Checkpoints(tmp_path).latest()
+
+
+def test_only_what_a_run_can_go_on_from_is_whole():
+    whole = {"effective_batch": 64, "place": (1, 0, 0), "record": None}
+    whole["ranks"] = [{"start": {}, "random": {}, "sums": torch.zeros(3), "elapsed": 0.0}]
+    assert is_whole(whole)
+    for name in whole:
+        assert not is_whole({key: one for key, one in whole.items() if key != name})
+    for change in (
+        {"place": 3},
+        {"place": (1, 0)},
+        {"place": (1, 0, "0")},
+        {"ranks": []},
+        {"ranks": [{}]},
+        {"ranks": 2},
+    ):
+        assert not is_whole(whole | change)
 
 
 def test_a_writer_that_is_killed_leaves_whole_checkpoints(tmp_path):

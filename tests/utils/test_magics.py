@@ -94,3 +94,5 @@ def test_the_magic_reads_its_line_and_keeps_what_was_told():
     for line in ("", "two", "0", "2 two words"):
         with pytest.raises(UserError, match="say how many processes"):
             shell.run_cell_magic("ranks", line, "pass")
+    with pytest.raises(UserError, match="processes=1000000 makes no run: choose a whole number from 1 to 1,024"):
+        shell.run_cell_magic("ranks", "1000000", "pass")

@@ -93,6 +93,10 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
     [
         ({"processes": "2"}, "processes='2' makes no run"),
         ({"processes": 1.5}, "processes=1.5 makes no run"),
+        ({"processes": 2**40}, "processes=1099511627776 makes no run: choose a whole number from 1 to 1,024"),
+        ({"processes": 2**200}, r"processes=1606\d+\.\.\. makes no run"),
+        ({"processes": None}, "processes=None makes no run"),
+        ({"threads": 10**9}, "threads=1000000000 makes no run"),
         ({"threads": -3}, "threads=-3 makes no run"),
         ({"env": {"A": 1}}, "env holds 1: names and values are texts"),
         ({"env": {"A\0B": "x"}}, "env holds 'A.x00B'"),
@@ -100,12 +104,14 @@ def test_a_folder_in_the_place_of_a_file_of_the_record_is_named_itself(name, tmp
         ({"run_dir": 3}, "run_dir=3 names no folder"),
         ({"processes": True}, "processes=True makes no run"),
         ({"env": {"A=B": "1"}}, "env holds the name 'A=B'"),
+        ({"env": ["A=1"]}, r"env=\['A=1'\] is no dictionary"),
+        ({"script": None}, "None is no script: name the file"),
     ],
     ids=str,
 )
 def test_arguments_that_make_no_run_are_one_line(argument, told):
     with pytest.raises(UserError, match=told):
-        launch(ROOT / "solutions/03_ddp.py", **argument)
+        launch(**{"script": ROOT / "solutions/03_ddp.py"} | argument)
 
 
 def test_a_script_is_checked_whatever_its_name_ends_in(tmp_path):
@@ -113,6 +119,24 @@ def test_a_script_is_checked_whatever_its_name_ends_in(tmp_path):
     script.write_text("this is no program\n")
     done = run_program("assessment.check", script)
     assert done.returncode == 1 and "SyntaxError" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mine", "--lab", "03"], "mine is a folder: name the script in it"),
+        (["03_mine"], "03_mine is a folder: name the script in it"),
+        (["none", "--lab", "03"], "none cannot be read: name a lab's script"),
+        (["03.py", "--lab", "../x"], "--lab '../x' is no lab: give its number, as in --lab 03"),
+        (["03.py", "--lab", "²"], "--lab '²' is no lab"),
+        (["mine.py"], "the name mine.py does not say which lab this is: add --lab 03"),
+    ],
+)
+def test_what_names_no_script_of_a_lab_is_one_line(words, told, tmp_path):
+    for name in ("mine", "03_mine"):
+        (tmp_path / name).mkdir()
+    done = run_program("assessment.check", tmp_path / words[0], *words[1:])
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_pipe_is_no_script(tmp_path):

@@ -10,8 +10,17 @@ from concurrent.futures import Future
 import psutil
 
 from utils.devices import physical_cores
+from utils.errors import UserError, shortened
 from utils.launch import warm
 from utils.launch.forking import TETHER
+
+MOST = 1_024  # processes of one run: all are on this machine, and each takes memory before it does anything
+
+
+def refuse_count(name, count):
+    """Raise ``UserError`` where ``count``, which the caller calls ``name``, is no whole number from 1 to ``MOST``."""
+    if type(count) is not int or not 1 <= count <= MOST:
+        raise UserError(f"{name}={shortened(count)} makes no run: choose a whole number from 1 to {MOST:,}")
 
 
 def tethered(command, log="-"):

@@ -44,6 +44,7 @@ def run_cell(code, processes):
     Returns the text that each rank printed. Raises ``CellError`` when a rank fails, having stopped the
     others; an interrupt stops all.
     """
+    system.refuse_count("processes", processes)
     logs = RankLogs(processes)
     script = logs.folder / "cell.py"
     script.write_text(code + END, encoding="utf-8")
@@ -90,7 +91,7 @@ def _watch(ranks, logs):
 
 def ranks(line, cell):
     """Run the cell as so many processes: ``%%ranks 2``, or ``%%ranks 2 name`` to keep what they print."""
-    asked = re.fullmatch(r"([1-9]\d*)(?:\s+([A-Za-z_]\w*))?", line.strip())
+    asked = re.fullmatch(r"([1-9]\d{0,8})(?:\s+([A-Za-z_]\w*))?", line.strip())
     if not asked or keyword.iskeyword(asked[2] or "") or (asked[2] or "").startswith("__"):
         raise UserError(f"%%ranks {line.strip()}: say how many processes, as in %%ranks 2, and a name perhaps")
     told = run_cell(cell, int(asked[1]))

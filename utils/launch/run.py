@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from utils import runs
-from utils.errors import UserError
+from utils.errors import UserError, shortened
 from utils.launch import processes as system
 from utils.launch.failures import explain_failure, reported_exits
 from utils.launch.rank_logs import RankLogs
@@ -39,12 +39,16 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     ``threads`` is what each process computes with (default: the physical cores shared out evenly).
     ``env`` adds to the environment. Raises ``UserError`` where the script does not exist, or an argument makes no run.
     """
+    if not isinstance(script, (str, Path)):
+        raise UserError(f"{shortened(script)} is no script: name the file of one to launch")
     script = Path(script)
     if not script.is_file():
         raise UserError(f"{script.absolute()} does not exist: name a script to launch")
-    for name, count in (("processes", processes), ("threads", threads)):
-        if count is not None and (type(count) is not int or count < 1):
-            raise UserError(f"{name}={count!r} makes no run: choose a whole number, 1 or more")
+    system.refuse_count("processes", processes)
+    if threads is not None:
+        system.refuse_count("threads", threads)
+    if not isinstance(env or {}, dict):
+        raise UserError(f"env={shortened(env)} is no dictionary: give names and values, as in {{'A': '1'}}")
     for one in [part for pair in (env or {}).items() for part in pair]:
         if not isinstance(one, str) or "\0" in one:
             raise UserError(f"env holds {one!r}: names and values are texts, without the character of number 0")
