@@ -228,6 +228,18 @@ def test_what_cannot_be_launched_is_said_in_one_line(torchrun, script, tmp_path)
         torchrun(tmp_path / "missing.py")
     with pytest.raises(UserError, match="processes=0"):
         torchrun(script(""), processes=0)
+    with pytest.raises(UserError, match="restarts=-1"):
+        torchrun(script(""), restarts=-1)
+
+
+def test_a_run_that_loses_a_rank_starts_all_again_as_often_as_asked(torchrun, script):
+    body = "dist.barrier(); print(os.getpid(), flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    "
+    run = torchrun(script(JOIN + body + "time.sleep(300)\n" + LEAVE), processes=2, restarts=1)
+    until(lambda: all(run.log(rank).strip() for rank in (0, 1)), 60, "both ranks")
+    assert run.pids == [int(run.log(rank)) for rank in (0, 1)]
+    os.kill(run.pids[1], signal.SIGKILL)
+    run.result(timeout=60)
+    assert [len(run.log(rank).split()) for rank in (0, 1)] == [2, 2] and run.pids == []
 
 
 def test_a_path_with_spaces_is_no_obstacle(torchrun, tmp_path):

@@ -66,6 +66,16 @@ def family(pid):
         return set()
 
 
+def children(pid):
+    """Return the numbers of the processes that ``pid`` has started and that still run, in the order of their start."""
+    try:
+        found = psutil.Process(pid).children()
+        running = [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+        return [one.pid for one in sorted(running, key=lambda one: (one.create_time(), one.pid))]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def kill(members):
     """Kill processes with signal 9 and wait until they are gone."""
     for process in members:

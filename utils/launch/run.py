@@ -22,6 +22,8 @@ from utils.launch import processes as system
 from utils.launch.failures import explain_failure, reported_exits
 from utils.launch.rank_logs import RankLogs
 
+# Ranks that start again would wait for the addresses of those before them, which torchrun's own store still holds.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 GRACE_S = 3.0  # what a run gets to write down that it was stopped, before it is killed
 POLL_S = 0.1
 
@@ -32,12 +34,13 @@ class RunError(Exception):
     """A run failed; the text begins with the output of the rank that failed first, uncut."""
 
 
-def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
+def launch(script, *args, processes=2, run_dir=None, threads=None, env=None, restarts=0):
     """Start ``script`` with ``args`` as ``processes`` ranks on this machine and return a ``Run`` at once.
 
     ``run_dir`` is handed to the script as ``--run-dir``; without it the run has no metrics to show.
     ``threads`` is what each process computes with (default: the physical cores shared out evenly).
-    ``env`` adds to the environment. Raises ``UserError`` where the script does not exist, or an argument makes no run.
+    ``env`` adds to the environment. After a failure torchrun starts all ranks again, at most ``restarts`` times.
+    Raises ``UserError`` where the script does not exist, or an argument makes no run.
     """
     if not isinstance(script, (str, Path)):
         raise UserError(f"{shortened(script)} is no script: name the file of one to launch")
@@ -47,6 +50,8 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     system.refuse_count("processes", processes)
     if threads is not None:
         system.refuse_count("threads", threads)
+    if type(restarts) is not int or restarts < 0:
+        raise UserError(f"restarts={restarts!r} makes no run: choose a whole number, 0 or more")
     if not isinstance(env or {}, dict):
         raise UserError(f"env={shortened(env)} is no dictionary: give names and values, as in {{'A': '1'}}")
     for one in [part for pair in (env or {}).items() for part in pair]:
@@ -61,9 +66,10 @@ def launch(script, *args, processes=2, run_dir=None, threads=None, env=None):
     record = [] if run_dir is None else ["--run-dir", run_dir]
     worker = system.tethered([sys.executable, "-u", script, *args, *record], logs.path("{rank}"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    torchrun.append(f"--nproc-per-node={processes}")
+    torchrun += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     # torchrun starts its argument with Python, which the tether needs no second time.
     command = system.tethered([*torchrun, *worker[1:]], logs.path("torchrun"))
+    env = (OWN_STORE if restarts else {}) | (env or {})
     run = Run(system.start(command, processes=processes, threads=threads, env=env), logs, run_dir)
     _live.add(run)
     _mind_sigterm()
@@ -97,6 +103,11 @@ class Run:
     def _leave(self):
         _live.discard(self)
         _mind_sigterm()
+
+    @property
+    def pids(self):
+        """The numbers of the ranks' processes, in the order of their ranks; fewer where not all have started yet."""
+        return system.children(self._process.pid)
 
     def log(self, rank=0):
         """Return all that ``rank`` has printed so far; ``rank="torchrun"`` gives the launcher's own words."""

@@ -35,8 +35,9 @@ READ_AT_IMPORT = (
     "PYTHON",
     "TORCH",
 )
-# What says where a process stands is read later; the folder of a cache is set by torch itself as it is imported.
-NOT_READ = ("PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
+# What says where a process stands, and how ranks meet, is read later; the folder of a cache is set by torch itself when
+# it is imported.
+NOT_READ = ("PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 OPTIONS = {"stdin", "stdout", "stderr", "text", "bufsize", "start_new_session", "env"}
 
 
