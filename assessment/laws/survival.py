@@ -124,7 +124,8 @@ def restores_the_optimizer(trial):
         return unseen("where the run goes on, gradients are others already")
     for _, ours, theirs in ranks_of_both(trial, at):
         if ours.applied == theirs.applied and ours.rates != theirs.rates:
-            return broken(f"step {at + 1} is taken with rate {ours.rates[0]:g}, and with {theirs.rates[0]:g} before")
+            rates = f"{listed(ours.rates)}; it was {listed(theirs.rates)} in the undisturbed run"
+            return broken(f"where the run goes on, step {at + 1} is taken with the rate {rates}", ours.line)
         if ours.applied == theirs.applied and ours.after != theirs.after:
             return broken(
                 f"where the run goes on, the same gradient moves the weights otherwise (step {at + 1}): what the"

@@ -101,7 +101,7 @@ def as_nobody(folder, act):
 def test_folders_that_nobody_may_enter_are_removed_too():
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         Path(place).chmod(0o777)
-        hidden = Path(place) / "room/work/hidden/below"
+        hidden = Path(place) / "room" / "run" / "hidden" / "below"
         hidden.mkdir(parents=True)
         (hidden / "weights").write_bytes(b"large")
         hidden.parent.chmod(0)

@@ -15,7 +15,7 @@ from altering import (
     ends,
     evaluations,
     events,
-    every_message_thrice,
+    every_other_message_twice,
     first,
     first_statistics,
     happens,
@@ -40,6 +40,7 @@ from assessment.checklists.common import COLD, THREE, TWO
 from assessment.checklists.lab_01 import FULL
 from assessment.checklists.lab_03 import FREE, STOPS
 from assessment.checklists.lab_08 import DECAYING
+from assessment.checklists.lab_12 import GOES_ON, NO_NUMBER, STOPPED
 from assessment.checklists.lab_assessment import UNWATCHED
 from assessment.trials.artifacts import Weights
 from assessment.trials.data import TEST
@@ -63,6 +64,11 @@ def nothing_moves(trial):
     for rank in trial.evidence.ranks:
         for step in rank.steps:
             step.seen = rank.steps[0].seen
+
+
+def a_row_short(trial):
+    text = trial.artifacts.texts["metrics.csv"]
+    trial.artifacts.texts = trial.artifacts.texts | {"metrics.csv": "".join(text.splitlines(keepends=True)[:-1])}
 
 
 def no_texts(trial):
@@ -169,7 +175,7 @@ IN_ONE_TRIAL = {
             steps(lambda step: vars(step).update(applied=step.local)),
             "goes_round_the_ring",
         ),
-        "more messages than a ring needs": (every_message_thrice, "goes_round_the_ring"),
+        "more messages than a ring needs": (every_other_message_twice, "goes_round_the_ring"),
         "a ring of torch's": (happens("collective", 0, name="all_reduce", numel=9_000), "goes_round_the_ring"),
     },
     ("04", TWO): {
@@ -193,6 +199,31 @@ IN_ONE_TRIAL = {
     },
     ("08", DECAYING): {"a last step at the first rate": (steps(put(rates=times(0.9)), 9), "rates_follow_the_plan")},
     ("09", TWO): {"a layer of another size": (steps(put(norms=times(2)), 5), "takes_novograd_steps")},
+    ("12", GOES_ON): {
+        "a rate that was not saved": (steps(put(rates=times(2)), 0), "restores_the_optimizer"),
+        "two steps too few": (lambda trial: [rank.steps.pop(0) for rank in trial.evidence.ranks * 2], "goes_on"),
+        "an epoch that is not in the record": (a_row_short, "ends_as_if_undisturbed"),
+        "other weights at the end": (weights(moved), "ends_as_if_undisturbed"),
+        "another loss of training": (metrics(1, train_loss=times(1.1)), "ends_as_if_undisturbed"),
+    },
+    ("12", STOPPED): {
+        "a rank that takes a step more": (
+            lambda trial: trial.evidence.ranks[1].steps.append(trial.evidence.ranks[1].steps[-1]),
+            "stops_after_the_same_step",
+        ),
+        "a run that nothing stops": (
+            lambda trial: [vars(rank).update(steps=rank.steps * 2) for rank in trial.evidence.ranks],
+            "stops_after_the_same_step",
+        ),
+        "a run that says that it goes on": (
+            written('"state": "stopped"', '"state": "running"'),
+            "stops_after_the_same_step",
+        ),
+    },
+    ("12", NO_NUMBER): {
+        "a run that hangs": (ends("hung", exits={}), "names_the_culprit"),
+        "nobody named": (ends("failed", logs=["no number", ""]), "names_the_culprit"),
+    },
     ("assessment", UNWATCHED): {
         "other weights when nobody watches": (weights(moved), "is_the_same_unwatched"),
         "another network when nobody watches": (weights(prefixed), "is_the_same_unwatched"),
