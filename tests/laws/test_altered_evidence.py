@@ -215,10 +215,7 @@ IN_ONE_TRIAL = {
             lambda trial: [vars(rank).update(steps=rank.steps * 2) for rank in trial.evidence.ranks],
             "stops_after_the_same_step",
         ),
-        "a run that says that it goes on": (
-            written('"state": "stopped"', '"state": "running"'),
-            "stops_after_the_same_step",
-        ),
+        "another state": (written('"state": "stopped"', '"state": "running"'), "stops_after_the_same_step"),
     },
     ("12", NO_NUMBER): {
         "a run that hangs": (ends("hung", exits={}), "names_the_culprit"),
