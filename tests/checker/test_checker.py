@@ -40,6 +40,7 @@ WRONG = {
     "07": "a rate that decays by powers",
     "08": "from nothing",
     "09": "an average from the first step on",
+    "12": "random numbers are forgotten",
     "assessment": "counts of one rank",
 }
 QUICK = {("03", "right")}  # the others make test-all runs

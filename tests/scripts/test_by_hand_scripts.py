@@ -43,6 +43,7 @@ def test_workers_of_any_load_end_with_the_weights_of_one_device(train):
             assert own_row[name] == pytest.approx(row[name], abs=1e-5), (loads, name)
 
 
+@pytest.mark.slow
 def test_running_statistics_are_those_of_all_images(train):
     """At rate 0 the first layer sees the same on one process and on three; means then combine exactly."""
     args = (*WIDE, "--base-lr", 0, "--global-batch-size", 30)
@@ -71,6 +72,7 @@ def test_impossible_loads_end_in_one_line(train, loads, told):
     assert "Traceback" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_with_synchronised_batchnorm_ranks_take_the_steps_of_one(train):
     """Many layers of BatchNorm make much of rounding: 4e-6 at this rate. Statistics of own shares make 9e-2."""
     args = (*WIDE, "--base-lr", 0.01)

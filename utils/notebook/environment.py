@@ -20,6 +20,7 @@ NEEDED_MEMORY_GB = 3
 NEEDED_DISK_GB = 1
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # installed or not, the course lies beside it
 MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
+PROGRAMS = {"py-spy"}  # packages without a module
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ def _package(requirement):
     name, advice = requirement.name, "run make setup in the course's folder, then restart the kernel"
     try:
         version = metadata.version(name)
-        importlib.import_module(MODULES.get(name, name))
+        if name not in PROGRAMS:
+            importlib.import_module(MODULES.get(name, name))
+        elif not shutil.which(name, path=Path(sys.executable).parent):
+            return Check(name, "its program is missing", advice)
     except metadata.PackageNotFoundError:
         return Check(name, "missing", advice)
     except Exception as error:  # a broken package may raise anything
