@@ -96,7 +96,8 @@ def restores_the_weights(trial):
 def draws_on(trial):
     """Every rank draws on where it was: images are changed, and units dropped, as in the undisturbed run.
 
-    Judged where weights and images are the same: by what the network is given, then by each rank's own gradient.
+    Judged where weights and images are the same: by what the network is given, then by each rank's own gradient. Not
+    seen: numbers that are drawn later than in the first step.
     """
     at = place(trial)
     if isinstance(at, Verdict) or not goes_on_with_the_next_images(trial) or not restores_the_weights(trial):
