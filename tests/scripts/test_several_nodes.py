@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -47,6 +48,8 @@ def nodes(machines):
         for process in left:
             process.kill()
         assert not left and set(node.processes()) <= {node.pid}
+        for place in node.temporary.glob("torchelastic_*"):  # torchrun's folders for logs, which it never removes
+            shutil.rmtree(place)
         files = [*node.temporary.iterdir(), *Path("/proc", str(node.pid), "root", "dev/shm").iterdir()]
         assert not files, f"left on {node.name}"
     machines.mend()

@@ -212,8 +212,9 @@ SCRIPTS = (
     Hostile("hashes", changed(LAST, HASHES + LAST), FAIL, "model.pt cannot be read"),
     Hostile("expands", changed(LAST, EXPANDS + LAST), FAIL, "more than 200,000,000 numbers"),
     Hostile("linked", changed(LAST, LINK + LAST), FAIL, "no model.pt"),
-    Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "has ended"),
-    Hostile("stops", STOPS, FAIL, "does not answer"),
+    # Process 1 of a sandbox, which no signal from within ends or holds: these have no effect, and no ranks that train.
+    Hostile("killer", "import os\nos.kill(os.getppid(), 9)\n", FAIL, "form one group"),
+    Hostile("stops", STOPS, FAIL, "form one group"),
     Hostile("logs", LOGS, FAIL, "failed first"),
     Hostile("deep", DEEP, FAIL, " deep"),
     Hostile("signal", "import os\nos.kill(os.getpid(), 40)\n", FAIL, "real-time"),
