@@ -103,6 +103,7 @@ def chapter(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_runs_are_kept_at_once_and_only_the_missing_ones_are_made(chapter, capsys):
     before = set(psutil.Process().children(recursive=True))
     claims.gather([], ["float32"], 2)
@@ -126,6 +127,7 @@ def test_runs_are_kept_at_once_and_only_the_missing_ones_are_made(chapter, capsy
     assert [one["claim"] for one in claims.read()].count(spreads.SECONDS) == 1 and "seed 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_chapter_that_fails_is_told_and_the_others_are_measured(chapter, monkeypatch, capsys):
     broken = chapter.with_name("98_broken.ipynb")
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), broken)

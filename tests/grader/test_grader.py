@@ -1,7 +1,7 @@
 """The grader: a class of strangers is graded to the last one, rightly, and nothing else is touched.
 
-A few submissions are graded in every run of the tests; the same in two goes, of which the first is interrupted, and
-everybody's, are slow. Those that take longest are left to ``make soak``, which sets ``LOCKSTEP_CLASS``.
+A few submissions are graded in two goes, of which the first is interrupted, and everybody's at once. Those that take
+longest are left to ``make soak``, which sets ``LOCKSTEP_CLASS``.
 """
 
 import json
@@ -23,7 +23,7 @@ from assessment.grader.sandbox import BUBBLEWRAP, best_kind
 
 IS_WHOLE = "LOCKSTEP_CLASS" in os.environ
 EVERYBODY = tuple(one for one in SCRIPTS if IS_WHOLE or one.name not in LONG)
-pytestmark = pytest.mark.timeout(2400 if IS_WHOLE else 1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400 if IS_WHOLE else 1200)]
 
 
 def contents(folder):
@@ -67,15 +67,8 @@ def handed_in(tmp_path_factory, scripts):
 
 
 @pytest.fixture(scope="module")
-def few(tmp_path_factory, config, data):
-    """Grade a few submissions."""
-    folder, out, before = handed_in(tmp_path_factory, FEW)
-    return Graded(FEW, folder, out, grade(folder, out, config, data, "-j", "2"), {}, before)
-
-
-@pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, config, data):
-    """Grade the same; interrupt the grader after the first of them, then let it go on."""
+    """Grade a few; interrupt the grader after the first of them, then let it go on."""
     folder, out, before = handed_in(tmp_path_factory, FEW)
     running = subprocess.Popen(command(folder, out, config, data, "-j", "1"), cwd=ROOT, start_new_session=True)
     try:
@@ -103,7 +96,7 @@ def everybody(tmp_path_factory, config, data):
     return Graded(EVERYBODY, folder, out, grade(folder, out, config, data, "-j", "3", timeout=2000), {}, before)
 
 
-@pytest.fixture(params=["few", *(pytest.param(one, marks=pytest.mark.slow) for one in ("interrupted", "everybody"))])
+@pytest.fixture(params=["interrupted", "everybody"])
 def graded(request):
     """Return a class that has been graded."""
     return request.getfixturevalue(request.param)
@@ -130,15 +123,13 @@ def test_a_class_is_graded_to_the_last_one(graded):
     assert len(ElementTree.parse(out / "junit.xml").getroot()) == len(rows)
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(interrupted):
     kept = {path: path.stat().st_mtime_ns for path in interrupted.first}
     assert kept and kept == interrupted.first
 
 
-EACH = [pytest.param("few", one, id=f"few {one.name!a}") for one in FEW]
-EACH += [pytest.param("interrupted", one, id=f"interrupted {one.name!a}", marks=pytest.mark.slow) for one in FEW]
-EACH += [pytest.param("everybody", one, id=ascii(one.name), marks=pytest.mark.slow) for one in EVERYBODY]
+EACH = [pytest.param("interrupted", one, id=f"interrupted {one.name!a}") for one in FEW]
+EACH += [pytest.param("everybody", one, id=ascii(one.name)) for one in EVERYBODY]
 
 
 @pytest.mark.parametrize(("which", "one"), EACH)

@@ -103,6 +103,7 @@ def test_a_pickle_in_the_place_of_weights_is_not_executed(grader):
     assert grade.verdict == FAIL and "cannot be scored as" in grade.cause and not mark.exists()
 
 
+@pytest.mark.slow
 def test_a_scorer_that_is_lost_is_replaced(grader, right_state):
     grader.scorer.close()
     grader.state, grader.losses = right_state, 1

@@ -4,6 +4,7 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
 from altering import altered, each, others_than_the_undivided
 from outcomes import ALL, outcome
 from test_altered_evidence import CASES
@@ -16,6 +17,7 @@ from assessment.laws.verdict import broken
 MODULES = {sys.modules[law.__module__] for law in ORDER} | {gradients}
 
 
+@pytest.mark.slow
 def test_every_symptom_is_shown(monkeypatch):
     shown = set()
 

@@ -105,6 +105,7 @@ def test_what_torch_reads_as_it_is_imported_is_not_overlooked(script, tmp_path):
     assert told == "DEFAULT\n" and isinstance(process, subprocess.Popen)
 
 
+@pytest.mark.slow
 def test_what_torch_sets_itself_as_it_is_imported_makes_no_program_start_cold(script, tmp_path):
     starter = script(
         "import os, sys\ndel os.environ['LOCKSTEP_COLD']\n"
