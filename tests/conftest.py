@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import pytest_configure, pytest_sessionfinish  # noqa: F401
 from ranks import Ranks
 
 from assessment.trials.fork_server import ForkServer
