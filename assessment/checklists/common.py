@@ -21,10 +21,13 @@ from assessment.laws import (
     validation,
 )
 from assessment.starters.difference import steps
+from assessment.trials.data import TRAIN
 from assessment.trials.plan import OWN, Plan
+from assessment.trials.trial import CALM
 
 DOCS = "pytorch.org/docs/stable"
 TWO, THREE, COLD, AGAIN = "two processes", "three processes", "nothing prepared", "where an earlier run was"
+KILLED, RESUMED = "killed in its second epoch", "started again with --resume"
 
 # Two machines with two processes each, on both of which the process that prepares the data is slow.
 COLD_START = Plan(
@@ -38,7 +41,7 @@ COLD_START = Plan(
     delays={"writing once:0": 1.5, "writing once:2": 1.5},
     is_calm=True,
 )
-# The same once more, in the folders that the first has left; its data have been removed.
+# The same once more, in the folders that the first has left; in the place of its data are some that are out of date.
 COLD_AGAIN = replace(COLD_START, name=AGAIN, reference=COLD, after=COLD)
 # A run whose accuracies go up and down is run again, and stopped by a target between them.
 STOPPED = {"target_accuracy": stopping.telling_target, "patience": "2"}
@@ -62,7 +65,8 @@ ORDER = (
     optimizers.chooses_the_optimizer, optimizers.divides_by_the_layers_size, optimizers.takes_novograd_steps,
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
-    unwatched.is_the_same_unwatched, unwatched.is_the_same_again, lockstep.trains_as_one_process,
+    unwatched.is_the_same_unwatched, unwatched.is_the_same_again, unwatched.is_the_same_gone_on,
+    unwatched.remembers_when_it_goes_on, lockstep.trains_as_one_process,
     stopping.stops_together, stopping.says_what_it_reached,
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.counts_correct_answers, properties.reports_training_as_one_process,
@@ -86,6 +90,23 @@ def everywhere(*wanted):
     return tuple((name, law) for law in wanted for name in (TWO, THREE))
 
 
+GOES_ON = ((RESUMED, unwatched.is_the_same_gone_on),)
+KEPT_STATE = {
+    unwatched.is_the_same_gone_on: (
+        "a run goes on where it was saved: Saver knows in which epoch and behind which step that was, and passes over"
+        " the batches that were learned from; their order must be that of the epoch, however often the run was started",
+        "sampler.set_epoch(epoch), with epoch from saver.epoch on",
+    )
+}
+# What an optimizer or a schedule of the learner's own must keep.
+REMEMBERS = ((RESUMED, unwatched.remembers_when_it_goes_on),)
+MEMORY = {
+    unwatched.remembers_when_it_goes_on: (
+        "a run that goes on has what was saved and nothing else: what state_dict returns, which of an optimizer is its"
+        " state and its groups (torch.optim.Optimizer.state_dict)",
+        'self.state[weight]["velocity"] for what belongs to a weight; Saver is given optimizer and schedule',
+    )
+}
 KEPT = Item(
     0,
     "what the earlier chapters built",
@@ -99,13 +120,31 @@ KEPT = Item(
         validation.saves_the_network, validation.reports_the_truth, records.one_rank_prints, records.one_rank_writes,
         records.records_epochs, records.counts_correct_answers, rates.ignores_the_processes,
         properties.reports_training_as_one_process, properties.reports_validation_as_one_process,
-    ),
+    ) + GOES_ON,
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
+    own=KEPT_STATE,
 )  # fmt: skip
 
 
-def lab(name, plans, steps_laws, kept=KEPT, **options):
-    """Return the ``Lab`` of the script ``name``: its steps with laws and hints by number, after what was ``kept``."""
-    own = (Item(step.number, step.title, *steps_laws[step.number]) for step in steps(name))
-    return Lab(name, plans, (*filter(None, [kept]), *own), **options)
+def lab(name, plans, steps_laws, kept=KEPT, optional=frozenset(CALM), **options):
+    """Return the ``Lab`` of the script ``name``: its steps with laws and hints by number, after what was ``kept``.
+
+    Where that has a law of a run that goes on, the trials for it are added.
+    """
+    own = (Item(step.number, step.title, *steps_laws[step.number], own=MEMORY) for step in steps(name))
+    if any(trial == RESUMED for trial, _ in kept.laws):
+        plans = (*plans, *killed_and_resumed(next(plan for plan in plans if plan.name == TWO)))
+        optional |= {"resume", "checkpoint_every"}
+    return Lab(name, plans, (kept, *own), optional=optional, **options)
+
+
+def killed_and_resumed(plan):
+    """Return two more trials: ``plan`` with one of its ranks killed in the second epoch, then gone on with."""
+    an_epoch = TRAIN // (plan.processes * plan.settings["batch_size"])
+    kill = {f"step {an_epoch + max(2, an_epoch // 2)}:1": "SIGKILL"}
+    every_step, resume = plan.flags | {"checkpoint_every": "0"}, plan.flags | {"resume": None}
+    return (
+        replace(plan, name=KILLED, flags=every_step, delays=kill, reference=None),
+        replace(plan, name=RESUMED, flags=resume, delays={}, reference=plan.name, after=KILLED),
+    )

@@ -58,7 +58,8 @@ def tried(script, lab, untouched=frozenset(), server=None, stage=None, tell=None
     ``tell`` is shown the ``Trials`` after each.
     """
     with ExitStack() as stack:
-        server = server or stack.enter_context(ForkServer())
+        are_apart = any(not plan.is_watched for plan in lab.plans)
+        server = server or stack.enter_context(ForkServer(stands_by=are_apart))
         folder = Path(mkdtemp(prefix="lockstep-check-", dir=server.work))
         stack.callback(remove, folder)
         server.show_to_ranks(folder)

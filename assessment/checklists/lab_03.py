@@ -6,6 +6,8 @@ from assessment.checklists.common import (
     COLD_AGAIN,
     COLD_START,
     DOCS,
+    GOES_ON,
+    KEPT_STATE,
     STOPPED,
     THREE,
     TWO,
@@ -44,9 +46,11 @@ KEPT = Item(
         *everywhere(validation.trains_in_training_mode, lockstep.trains_all_layers),
         (THREE, rates.ignores_the_processes),
         (AGAIN, unwatched.is_the_same_again),
+        *GOES_ON,
     ),
     "the script that this lab began with did this rightly; a change of yours has broken it",
     "compare with the starter: reset gives it back, and keeps yours beside it",
+    own=KEPT_STATE,
 )
 
 ITEMS = {

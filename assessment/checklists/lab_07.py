@@ -1,6 +1,6 @@
 """Lab 07: momentum spelled out, and a rate that decays."""
 
-from assessment.checklists.common import THREE, TWO, everywhere, lab
+from assessment.checklists.common import REMEMBERS, THREE, TWO, everywhere, lab
 from assessment.laws import optimizers, rates
 from assessment.trials.plan import Plan
 
@@ -10,7 +10,7 @@ PLANS = (
 )
 ITEMS = {
     1: (
-        everywhere(optimizers.remembers),
+        everywhere(optimizers.remembers) + REMEMBERS,
         "the velocity is a running sum of gradients in which old ones fade; the ranks need not exchange it, since equal"
         " gradients make equal velocities (torch.optim.SGD, the algorithm in its documentation)",
         'velocity.mul_(group["momentum"]).add_(weight.grad), then weight.sub_(velocity, alpha=group["lr"])',

@@ -1,6 +1,6 @@
 """Lab 08: the learning rate warms up."""
 
-from assessment.checklists.common import THREE, TWO, lab
+from assessment.checklists.common import REMEMBERS, THREE, TWO, lab
 from assessment.laws import rates
 from assessment.trials.plan import Plan
 
@@ -32,7 +32,7 @@ ITEMS = {
         "cold + (1 - cold) * min(1.0, step / warmup_steps), with cold = 1 / max(1.0, factor)",
     ),
     2: (
-        tuple((name, rates.rates_follow_the_plan) for name in (TWO, THREE, DECAYING, SMALL)),
+        tuple((name, rates.rates_follow_the_plan) for name in (TWO, THREE, DECAYING, SMALL)) + REMEMBERS,
         "one schedule holds both: the part that warm-up has reached times the part that decay leaves"
         " (torch.optim.lr_scheduler.LambdaLR)",
         "lambda step: warmed(step, warmup_steps, factor) / (1 + args.lr_decay * step)",

@@ -1,6 +1,6 @@
 """Lab 09: NovoGrad."""
 
-from assessment.checklists.common import THREE, TWO, lab
+from assessment.checklists.common import REMEMBERS, THREE, TWO, lab
 from assessment.laws import optimizers, rates
 from assessment.trials.plan import Plan
 
@@ -34,7 +34,7 @@ ITEMS = {
         'state["second"] = beta2 * state["second"] + (1 - beta2) * square if state else square',
     ),
     2: (
-        ((TWO, optimizers.takes_novograd_steps), (THREE, optimizers.takes_novograd_steps)),
+        ((TWO, optimizers.takes_novograd_steps), (THREE, optimizers.takes_novograd_steps), *REMEMBERS),
         f"the gradient is divided first; then decay x weight joins, then momentum ({PAPER}, m)",
         "direction = gradient / (second.sqrt() + 1e-8) + decay * weight; first = beta1 * first + direction",
     ),

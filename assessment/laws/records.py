@@ -234,8 +234,9 @@ def states_the_effective_batch(trial):
 def prepares_once(trial):
     """One rank of each machine writes the dataset, and the others wait until it is whole.
 
-    The trial makes the first rank of each machine slow to write, and gives each machine a folder of its own. Not seen
-    is a script that lets another rank write and has the others wait for a while: nobody may sleep for long.
+    The trial makes the first rank of each machine slow to write, and gives each machine a folder of its own, in which
+    a second one finds what was prepared from other images. Not seen is a script that lets another rank write and has
+    the others wait for a while: nobody may sleep for long.
     """
     run, ranks = trial.run, trial.evidence.ranks
     written = [[one for one in rank.named("write") if is_below(one["path"], run.data_dirs)] for rank in ranks]
@@ -259,10 +260,9 @@ def prepares_once(trial):
         why = trial.outcome.failure.strip().splitlines() or [""]
         if all(by_machine) and trial.outcome.state == "failed" and UNPREPARED not in trial.outcome.failure:
             return unseen("the run ended for another reason")
-        where = ", in the folders that an earlier run has left," if run.earlier else ","
+        lacking = "data that were prepared from other images" if run.earlier else "no prepared data"
         return broken(
-            f"with no prepared data and the rank that prepares it slow{where} the run ends:"
-            f" {why[-1][:160] or trial.outcome.state}"
+            f"with {lacking} and the rank that prepares them slow, the run ends: {why[-1][:160] or trial.outcome.state}"
         )
     return HOLDS if writing else unseen("no rank prepared the dataset")
 

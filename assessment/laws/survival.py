@@ -27,8 +27,9 @@ def place(trial):
     if trial.outcome.state != "finished":
         return unseen("the run that goes on did not finish")
     total, taken, done = (len(one.evidence.ranks[0].steps) for one in (whole, trial, before))
+    first = trial.evidence.ranks[0].steps[0].before if taken else {}
     for at in range(min(done, total - 1), 0, -1):
-        if taken and trial.evidence.ranks[0].steps[0].before == whole.evidence.ranks[0].steps[at].before:
+        if first and first == whole.evidence.ranks[0].steps[at].before:
             return at
     if taken >= total:
         return broken(f"started again with --resume, the run takes all {taken} steps anew; {done} had been done")
@@ -96,8 +97,9 @@ def restores_the_weights(trial):
 def draws_on(trial):
     """Every rank draws on where it was: images are changed, and units dropped, as in the undisturbed run.
 
-    Judged where weights and images are the same: by what the network is given, then by each rank's own gradient. Not
-    seen: numbers that are drawn later than in the first step.
+    Judged where weights and images are the same: by what the network is given, then by each rank's own gradient, where
+    the mean is another as well (a pass that nobody learns from, ahead of the step, is in the former alone). Not seen:
+    numbers that are drawn later than in the first step.
     """
     at = place(trial)
     if isinstance(at, Verdict) or not goes_on_with_the_next_images(trial) or not restores_the_weights(trial):
@@ -106,7 +108,7 @@ def draws_on(trial):
     for rank, ours, theirs in ranks_of_both(trial, at):
         if ours.inputs != theirs.inputs:
             what = "changes its images by other random numbers than the undisturbed run"
-        elif ours.local != theirs.local:
+        elif ours.local != theirs.local and ours.applied != theirs.applied:
             what = "drops other units than the undisturbed run"
         else:
             continue
@@ -123,16 +125,21 @@ def restores_the_optimizer(trial):
     at = place(trial)
     if isinstance(at, Verdict) or not draws_on(trial):
         return unseen("where the run goes on, gradients are others already")
-    for _, ours, theirs in ranks_of_both(trial, at):
-        if ours.applied == theirs.applied and ours.rates != theirs.rates:
-            rates = f"{listed(ours.rates)}; it was {listed(theirs.rates)} in the undisturbed run"
-            return broken(f"where the run goes on, step {at + 1} is taken with the rate {rates}", ours.line)
-        if ours.applied == theirs.applied and ours.after != theirs.after:
-            return broken(
-                f"where the run goes on, the same gradient moves the weights otherwise (step {at + 1}): what the"
-                " optimizer remembers of earlier steps is lost",
-                ours.line,
-            )
+    found = (steps_otherwise(at, ours, theirs) for _, ours, theirs in ranks_of_both(trial, at))
+    return next((one for one in found if not one), HOLDS)
+
+
+def steps_otherwise(at, ours, theirs):
+    """Say whether a rank's first step behind ``at`` others does with its gradient what it did undisturbed."""
+    if ours.applied == theirs.applied and ours.rates != theirs.rates:
+        rates = f"{listed(ours.rates)}; it was {listed(theirs.rates)} in the undisturbed run"
+        return broken(f"where the run goes on, step {at + 1} is taken with the rate {rates}", ours.line)
+    if ours.applied == theirs.applied and ours.after != theirs.after:
+        return broken(
+            f"where the run goes on, the same gradient moves the weights otherwise (step {at + 1}): what the"
+            " optimizer remembers of earlier steps is lost",
+            ours.line,
+        )
     return HOLDS
 
 

@@ -1,9 +1,17 @@
-"""The laws that nothing but its settings changes a run: not being watched, and not what an earlier run has left."""
+"""The laws that nothing but its settings changes a run: no watching, nothing that an earlier run has left, no kill."""
 
+from assessment.laws.survival import (
+    draws_on,
+    goes_on_with_the_next_images,
+    place,
+    restores_the_weights,
+    steps_otherwise,
+)
 from assessment.laws.validation import saved_weights
-from assessment.laws.verdict import HOLDS, Verdict, broken, unseen
+from assessment.laws.verdict import HOLDS, Verdict, broken, listed, unseen
 from assessment.recorder.sketch import distance
 
+GOES_ON_ELSEWHERE = "killed and started again with --resume, it ends elsewhere"
 SAME = 1e-4  # relative to the size of all weights; the same program on the same machine differs by nothing
 
 
@@ -32,17 +40,72 @@ def is_the_same_unwatched(trial):
 def is_the_same_again(trial):
     """A run in the folders that an earlier one with the same settings has left ends with the weights of that one.
 
-    Within ``SAME`` (1e-4 of the size of all weights). Nobody has asked it to go on from the other. Not seen: what lies
-    elsewhere than in the folders of the data and of the record.
+    Within ``SAME`` (1e-4 of the size of all weights). Nobody has asked it to go on from the other. In the place of the
+    data lie such as were prepared from other images: ranks that do not wait until they are prepared anew are a remark,
+    since that happens where images change. Not seen: what lies elsewhere than in these folders.
     """
     first = trial.reference
     if trial.outcome.state != "finished" or first is None or first.outcome.state != "finished":
         return unseen("there are no two runs to compare")
-    return _ends_alike(
+    verdict = _ends_alike(
         trial,
         "the second run in the same folders",
         "in a folder that was empty: the script takes up what an earlier run has left there, and nobody asked it to",
     )
+    ranks = zip(trial.evidence.ranks, first.evidence.ranks, strict=True)
+    outdated = [one.number for one, other in ranks if labels(one) != labels(other) and rows(one) == rows(other)]
+    if verdict.holds is False and outdated:
+        return Verdict(
+            True,
+            f"where data lie that were prepared from other images, rank {listed(outdated)} learns from those: wait for"
+            " the rank that prepares them anew, not for its file",
+        )
+    return verdict
+
+
+def labels(rank):
+    """Return the labels of all images that a rank learned from, in order."""
+    return [label for step in rank.steps for label in step.labels]
+
+
+def rows(rank):
+    """Return the numbers of all images that a rank learned from, in order."""
+    return [row for step in rank.steps for row in step.rows]
+
+
+def is_the_same_gone_on(trial):
+    """A run that was killed and is started again with ``--resume`` ends with the weights of one that nobody killed.
+
+    Within ``SAME`` (1e-4 of the size of all weights), where it goes on with the weights that were there and with other
+    images than were to come. Where it does not, something else of it is not saved: that is a remark. Not seen: scripts
+    that do not know ``--resume``; those that begin anew end alike.
+    """
+    if "resume" not in trial.run.flags:
+        return HOLDS
+    whole = trial.reference
+    if trial.outcome.state != "finished" or whole is None or whole.outcome.state != "finished":
+        return unseen("there are no two runs to compare")
+    verdict = _ends_alike(trial, "the run that was killed and started again", "that nobody killed")
+    if verdict.holds is not False or isinstance(place(trial), Verdict):
+        return verdict
+    images = goes_on_with_the_next_images(trial)
+    if images.holds is False and restores_the_weights(trial):
+        return broken(f"{GOES_ON_ELSEWHERE}: {images.symptom}", images.line)
+    return Verdict(True, f"{GOES_ON_ELSEWHERE}: not all that it draws by, or remembers beside the network, is saved")
+
+
+def remembers_when_it_goes_on(trial):
+    """A run that was killed and is started again with ``--resume`` has what the optimizer remembered of earlier steps.
+
+    Judged by the first step of rank 0, to the last bit, where the same gradient moved the same weights. Not seen:
+    scripts that do not know ``--resume``, and what that step does not read.
+    """
+    at = place(trial) if "resume" in trial.run.flags else None
+    if at is None or isinstance(at, Verdict) or not draws_on(trial):
+        return HOLDS
+    whole = trial.reference.evidence.ranks[0]
+    lost = steps_otherwise(at, trial.evidence.ranks[0].steps[0], whole.steps[at])
+    return HOLDS if lost else broken(f"{GOES_ON_ELSEWHERE}: {lost.symptom}", lost.line)
 
 
 def _ends_alike(trial, other_run, where):

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from assessment.recorder.sketch import fingerprints
 from assessment.trials.evidence import nearest
 from utils.data import Images, store
+from utils.data.datasets import checksum
 
 # More than two batches of 500 for the test set of two ranks. With three ranks two images more fill the shares of the
 # test set up, with two ranks one, so that cutting them off at the end of all is not right.
@@ -61,11 +62,14 @@ class TrialData:
 
 
 class Stage:
-    """A ``TrialData`` on disk under ``root``: ``prepared`` holds it under its name, ``images`` as files."""
+    """A ``TrialData`` on disk under ``root``: ``prepared`` holds it under its name, ``images`` as files.
+
+    ``outdated`` is what was prepared from files that lay in ``images`` before: as many, and others.
+    """
 
     def __init__(self, data, root):
         self.data, self.root = data, Path(root)
-        self.prepared, self.images = self.root / "data", self.root / "images"
+        self.prepared, self.images, self.outdated = (self.root / one for one in ("data", "images", "outdated.pt"))
 
     def keep(self, with_files=True):
         """Write the data, and return this stage."""
@@ -75,6 +79,7 @@ class Stage:
         if with_files:
             self._keep_as_files("train", train, COLD_TRAIN)
             self._keep_as_files("test", test, COLD_TEST)
+            self._keep_outdated()
         return self
 
     def _keep_as_files(self, split, images, count):
@@ -83,6 +88,15 @@ class Stage:
             path = self.images / split / images.classes[label] / f"{at:04}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.permute(1, 2, 0).squeeze(-1).numpy()).save(path)
+
+    def _keep_outdated(self):
+        """Write what was prepared from upside-down images with the labels of their neighbours."""
+        content = {"fingerprint": "of other files", "classes": self.data.train.classes}
+        for split in ("train", "test"):
+            old = getattr(self.data.by_label, split)
+            images, labels = old.images.flip(2), old.labels.roll(1)
+            content[split] = {"images": images, "labels": labels, "checksum": checksum(images, labels)}
+        torch.save(content, self.outdated)
 
 
 def trial_data(name="digits", seed=20):

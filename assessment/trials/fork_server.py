@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from assessment.trials.conversation import Conversation, LostError, answering
-from assessment.trials.rank_process import PR_SET_DUMPABLE, become_rank, host_store
+from assessment.trials.rank_process import PR_SET_DUMPABLE, StandBy, become_rank, host_store, import_torch
 from assessment.trials.salvage import NotPlainError, salvage
 from utils.launch import processes as system
 
@@ -31,13 +31,14 @@ class ForkServer:
 
     ``wrap`` turns the server's command into one that runs it in a sandbox, in which only ``work`` can be written
     to. Orders raise ``LostError`` where the server has come to an end. ``another`` makes a context manager that yields
-    another server, in a sandbox that knows nothing of this one's.
+    another server, in a sandbox that knows nothing of this one's. One that ``stands_by`` makes a process ready for a
+    run whose ranks are apart.
     """
 
-    def __init__(self, wrap=None, work=None, another=None):
+    def __init__(self, wrap=None, work=None, another=None, stands_by=False):
         # In a sandbox it begins in /tmp, where an earlier run may have put modules: it takes none from there.
         isolated = ["-P", "-s"] if wrap else []
-        command = [sys.executable, *isolated, "-u", "-m", "assessment.trials.fork_server"]
+        command = [sys.executable, *isolated, "-u", "-m", "assessment.trials.fork_server", *["stands by"] * stands_by]
         name = "the process that starts trials"
         # Nothing of this program's own is held where strangers' scripts run, nor anything that others' grades go to.
         self._talk = Conversation(wrap(command) if wrap else command, name=name, keeps_apart=wrap is not None)
@@ -100,10 +101,13 @@ class ForkServer:
         self.kept.mkdir(mode=0o700, exist_ok=True)
         return Path(shutil.move(folder, self.kept / folder.name))
 
-    def start(self, argvs, envs, logs):
-        """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``."""
+    def start(self, argvs, envs, logs, are_apart=False):
+        """Start one run: a rank for each of ``argvs``, with what its ``envs`` add and its output in one of ``logs``.
+
+        Ranks that ``are_apart`` share nothing that a fork inherits; unless one stands by, they take seconds to begin.
+        """
         self.is_in_run = False  # another may have ended with its server
-        self._ask("start", argvs=argvs, envs=envs, logs=[str(one) for one in logs])
+        self._ask("start", argvs=argvs, envs=envs, logs=[str(one) for one in logs], are_apart=are_apart)
         self.is_in_run = True
 
     def exits(self):
@@ -168,9 +172,10 @@ class ForkServer:
 class Serving:
     """The server's side: a method for each order."""
 
-    def __init__(self):
+    def __init__(self, stands_by):
         self.ranks, self.codes = {}, {}  # rank by pid, exit code by rank
         self.pid = os.getpid()
+        self.ready = StandBy(self.pid) if stands_by else None
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # ranks are not to reach into the server
@@ -180,22 +185,32 @@ class Serving:
         order = facts.pop("order")
         return self.start(answers, **facts) if order == "start" else getattr(self, order)(**facts)
 
-    def start(self, answers, argvs, envs, logs):
+    def start(self, answers, argvs, envs, logs, are_apart):
         self.ranks, self.codes = {}, {}
         read, write = os.pipe()
         if os.fork() == 0:
-            answers.close()
+            self.let_go(answers)
             host_store(self.pid, write)
         os.close(write)
         port = os.read(read, 16).decode().strip()
         os.close(read)
         for rank, (argv, env, log) in enumerate(zip(argvs, envs, logs, strict=True)):
-            pid = os.fork()
-            if pid == 0:
-                answers.close()
-                become_rank(argv, env | {"MASTER_PORT": port}, log, self.pid)
+            env |= {"MASTER_PORT": port}
+            if are_apart and rank:  # the first is apart from the others, if those are from each other
+                ready, self.ready = self.ready or StandBy(self.pid), None
+                ready.become_rank(argv, env, log)
+                pid = ready.pid
+            elif (pid := os.fork()) == 0:
+                self.let_go(answers)
+                become_rank(argv, env, log, self.pid)
             self.ranks[pid] = rank
         return {}
+
+    def let_go(self, answers):
+        """Close, in a process that was forked off, what only the server speaks through."""
+        answers.close()
+        if self.ready:
+            self.ready.let_go()
 
     def exits(self):
         self.reap()
@@ -207,6 +222,8 @@ class Serving:
                 pid, status = ended
                 if pid in self.ranks:
                     self.codes[self.ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
+                elif self.ready and pid == self.ready.pid:
+                    self.ready = None
 
     def numbers(self):
         return {"ranks": list(self.ranks)}
@@ -220,6 +237,7 @@ class Serving:
     def end(self):
         for _ in range(100):
             children = psutil.Process().children(recursive=True)
+            children = [one for one in children if self.ready is None or one.pid != self.ready.pid]
             if not children:
                 break
             system.kill(children)
@@ -236,14 +254,12 @@ def numbers_of(process):
     return [process.pid]
 
 
-def serve():
+def serve(stands_by):
     """Import what ranks need, then obey one order after the other until standard input ends."""
-    import torch._dynamo
-    import torch.nn.parallel
-    import torch.utils.data.distributed  # noqa: F401
-
-    answering(Serving().obey)
+    serving = Serving(stands_by)
+    import_torch()
+    answering(serving.obey)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1:] == ["stands by"])

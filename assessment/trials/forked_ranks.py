@@ -21,9 +21,10 @@ class ForkedRanks:
 
     ``{rank}`` and ``{machine}`` in an argument stand for the numbers of the rank and of its machine: the ranks take
     themselves to be on so many ``machines``, with as many on each. What they print goes to a folder in ``within``.
+    Those that ``are_apart`` share nothing that a fork inherits.
     """
 
-    def __init__(self, server, argv, processes, env=None, within=None, machines=1):
+    def __init__(self, server, argv, processes, env=None, within=None, machines=1, are_apart=False):
         self._server, self._processes = server, processes
         self.logs = RankLogs(processes, within or server.work)
         server.open_to_ranks(self.logs.folder)
@@ -32,7 +33,7 @@ class ForkedRanks:
         places = [{"{rank}": one["RANK"], "{machine}": one["GROUP_RANK"]} for one in envs]
         argvs = [[_filled(str(one), place) for one in argv] for place in places]
         logs = [self.logs.path(rank) for rank in range(processes)]
-        server.start(argvs, envs, logs)
+        server.start(argvs, envs, logs, are_apart)
 
     @property
     def exits(self):

@@ -1,5 +1,6 @@
 """Put a script through trials: each ``Plan`` says with how many processes, which flags and what data."""
 
+import shutil
 from dataclasses import dataclass, field
 
 from assessment.trials import trial as trials
@@ -18,7 +19,8 @@ class Plan:
     settings: dict  # flags that every script understands
     # Those that the lab is about; None stands for a switch, ``OWN`` for none, a function makes one from the reference.
     flags: dict = field(default_factory=dict)
-    is_cold: bool = False  # images as files, nothing prepared on any of its machines
+    # Images as files; on none of its machines are they prepared, or as they were before, where an earlier trial was.
+    is_cold: bool = False
     machines: int = 1
     delays: dict = field(default_factory=dict)  # or a function that draws them for each check
     reference: str | None = None  # the earlier trial that this one is compared with
@@ -96,5 +98,8 @@ class Trials:
                 remove(place)
                 place.mkdir()
             server.open_to_ranks(place)
-            remove(place / source(dataset).file)
+            prepared = place / source(dataset).file
+            remove(prepared)
+            if plan.after:
+                shutil.copyfile(stage.outdated, prepared)
         return trials.attempt(server, run, folder)

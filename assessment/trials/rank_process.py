@@ -1,7 +1,11 @@
-"""Turn a process that was forked off into a rank that runs a script, with what torchrun would give it."""
+"""Turn a process that was forked off into a rank that runs a script, with what torchrun would give it.
+
+As a program it is a ``StandBy``, which no fork has given anything in common with others.
+"""
 
 import atexit
 import ctypes
+import json
 import os
 import random
 import runpy
@@ -22,9 +26,7 @@ PR_SET_DUMPABLE = 4
 def become_rank(argv, env, log, parent):
     """Run the script ``argv[0]`` as ``__main__`` in this process, which was forked off by ``parent``; never returns.
 
-    ``env`` adds to the environment, output goes to the file ``log``. With ``LOCKSTEP_EVIDENCE`` in it the recorder
-    is at work before the script's first line; with ``LOCKSTEP_PROBE`` the script's functions are called instead. With
-    ``LOCKSTEP_COUNTS`` nothing but steps is counted.
+    ``env`` adds to the environment, output goes to the file ``log``.
     """
     belong_to(parent)
     os.setsid()
@@ -32,11 +34,20 @@ def become_rank(argv, env, log, parent):
     let_go_of_the_servers(log)
     if sys.platform == "linux":  # a rank is a process like any other, now that it holds nothing of the server's
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-    sys.argv = argv
-    sys.path[0:0] = [os.path.dirname(argv[0])]
     random.seed()  # a process of its own would draw its own numbers
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    run(argv, env, {"hash": salted_hash()})
+
+
+def run(argv, env, names=None):
+    """Run the script ``argv[0]``, with ``names`` among its own, and end the process.
+
+    With ``LOCKSTEP_EVIDENCE`` in ``env`` the recorder is at work before the script's first line; with
+    ``LOCKSTEP_PROBE`` the script's functions are called instead. With ``LOCKSTEP_COUNTS`` nothing but steps is counted.
+    """
+    sys.argv = argv
+    sys.path[0:0] = [os.path.dirname(argv[0])]
     if torch := sys.modules.get("torch"):
         # A fork leaves torch's pool of threads to be made anew; two threads that do so at once abort the process. Ranks
         # share the cores: more threads than those wait for each other.
@@ -51,7 +62,7 @@ def become_rank(argv, env, log, parent):
         if "LOCKSTEP_PROBE" in env:
             probe(env["LOCKSTEP_PROBE"], runpy.run_path(argv[0], run_name="probed"), recorder)
         else:
-            runpy.run_path(argv[0], {"hash": salted_hash()}, "__main__")
+            runpy.run_path(argv[0], names, "__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -65,6 +76,36 @@ def become_rank(argv, env, log, parent):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+class StandBy:
+    """A process that imports what ranks need, and waits to be told which rank it is; it ends with ``parent``.
+
+    A rank that was forked has much in common with others, as the order of a set of texts. This one has not: it is
+    a program of its own, as torchrun's ranks are.
+    """
+
+    def __init__(self, parent):
+        read, self._order = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            belong_to(parent)
+            os.setsid()
+            let_go_of_the_servers(os.devnull)
+            os.dup2(read, 0)
+            flags = ["-P"] * sys.flags.safe_path + ["-s"] * sys.flags.no_user_site
+            os.execv(sys.executable, [sys.executable, *flags, "-u", "-m", __name__])
+        os.close(read)
+
+    def become_rank(self, argv, env, log):
+        """Have it run the script ``argv[0]`` as ``become_rank`` does."""
+        with suppress(BrokenPipeError):  # it was ended: so is the rank then
+            os.write(self._order, (json.dumps([argv, env, log]) + "\n").encode())
+        self.let_go()
+
+    def let_go(self):
+        """Have nothing more to do with it: what was forked off the process that made it is not to tell it anything."""
+        os.close(self._order)
 
 
 def salted_hash():
@@ -120,3 +161,18 @@ def host_store(parent, port_pipe):
     os.close(port_pipe)
     while True:
         signal.pause()
+
+
+def import_torch():
+    """Import what every rank needs, which takes seconds."""
+    import torch._dynamo
+    import torch.nn.parallel
+    import torch.utils.data.distributed  # noqa: F401
+
+
+if __name__ == "__main__":
+    import_torch()
+    argv, env, log = json.loads(sys.stdin.readline() or sys.exit())
+    os.environ.update(env)
+    let_go_of_the_servers(log)
+    run(argv, env)

@@ -54,7 +54,7 @@ class Run:
     data_dir: Path  # ... and where
     delays: dict = field(default_factory=dict)  # seconds, or the name of a signal
     apart: bool = False
-    is_watched: bool = True  # by the recorder
+    is_watched: bool = True  # by the recorder; else in processes that share nothing
     is_calm: bool = False  # the network as recorder/calm.py has it
     probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
     machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
@@ -120,7 +120,8 @@ def attempt(server, run, folder):
     beside = _beside(evidence, [*run.data_dirs, run_dir], run.delays) if run.is_watched else {}
     beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
     beside |= {"LOCKSTEP_PROBE": run.probe} if run.probe else {}
-    ranks = ForkedRanks(server, argv, run.processes, CALM_ENVIRONMENT | beside, evidence, run.machines)
+    beside |= CALM_ENVIRONMENT
+    ranks = ForkedRanks(server, argv, run.processes, beside, evidence, run.machines, are_apart=not run.is_watched)
     try:
         is_over = ranks.wait(PROBE_LIMIT_S if run.probe else LIMIT_S, Stillness(server, evidence))
         if not is_over:

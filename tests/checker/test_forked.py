@@ -6,12 +6,14 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from conftest import need, until
 
 from assessment.checklists.common import COLD_START
 from assessment.trials import forked_ranks
 from assessment.trials.data import Stage, trial_data
+from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 from assessment.trials.plan import Trials
 
@@ -141,3 +143,47 @@ def test_nothing_that_a_script_has_put_in_the_place_of_data_is_followed(server, 
     Trials(server, script, stage, folder).attempt(COLD_START)
     assert own.stat().st_mode & 0o777 == 0o700 and not any(own.iterdir())
     assert not (folder / "cold-0").is_symlink()
+
+
+ORDER = """
+import os, sys
+names = {f"layer {number}" for number in range(100)}
+open(f"{sys.argv[1]}-{os.environ['RANK']}", "w").write(" ".join(names))
+"""
+
+
+def orders(server, folder, **options):
+    """Return in which order each of three ranks goes through a set of texts."""
+    script = folder / "script.py"
+    script.write_text(ORDER)
+    ranks = ForkedRanks(server, [script, folder / "order"], 3, within=folder, **options)
+    try:
+        assert ranks.wait(60) and not any(ranks.exits.values()), ranks.failure()
+    finally:
+        ranks.kill()
+    return [(folder / f"order-{rank}").read_text() for rank in range(3)]
+
+
+@pytest.mark.parametrize("stands_by", [False, True])
+def test_ranks_that_are_apart_have_no_order_of_a_set_in_common(stands_by, tmp_path):
+    with ForkServer(stands_by=stands_by) as server:
+        assert len(set(orders(server, tmp_path))) == 1  # what forking gives them
+        assert len(set(orders(server, tmp_path, are_apart=True))) == 3
+        assert len(set(orders(server, tmp_path, are_apart=True))) == 3  # again, when nobody stands by any more
+
+
+def test_who_stands_by_may_be_lost_and_ends_with_the_server(tmp_path):
+    with ForkServer(stands_by=True) as server:
+        assert len(set(orders(server, tmp_path))) == 1
+        (ready,) = standing_by(server)
+        ready.kill()
+        until(lambda: not ready.is_running() or ready.status() == psutil.STATUS_ZOMBIE, 30, "its end")
+        assert len(set(orders(server, tmp_path, are_apart=True))) == 3
+    with ForkServer(stands_by=True) as server:
+        assert len(set(orders(server, tmp_path))) == 1
+        (ready,) = standing_by(server)
+    until(lambda: not ready.is_running(), 30, "its end with the server")
+
+
+def standing_by(server):
+    return [one for one in server.members() if "assessment.trials.rank_process" in one.cmdline()]
