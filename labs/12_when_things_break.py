@@ -3,8 +3,10 @@
     torchrun --standalone --nproc-per-node 2 labs/12_when_things_break.py --epochs 4 --checkpoint-every 1
 
 This is the finished script of chapter 03, without what it does behind --resume. It trains as it stands; whoever kills
-it begins anew. Eight TODOs change that. Once TODO 7 is done, kill it (from another terminal: pkill -9 -f labs/12) and
-start it again with --resume added. The record of the run goes to --run-dir.
+it begins anew. Eight TODOs change that; 6 stands before 5, where its lines belong. With --checkpoint-every 0 the script
+saves behind every step from TODO 2 on, with other values once TODO 7 is done. To try it, kill it from another terminal
+(pkill -9 -f 'python.*labs/12' ends every Python program with that in its command) and start it again with --resume
+added. The record of the run goes to --run-dir.
 """
 
 import os
@@ -93,8 +95,9 @@ def evaluate(model, test, device, rank, world_size):
 
 def everything(place, model, optimizer, sums, augmenting, record):
     """Return all that the next step depends on, on rank 0: tensors and plain values. Every rank must call it."""
-    # TODO 1 Gather it on rank 0 and return it in a dictionary: place, the state_dict of model and optimizer, what
-    # record.state() gives, and of every rank its sums (on the CPU) and random_states(augmenting).
+    # TODO 1 Gather it on rank 0 and return it in a dictionary: place, the state_dict of model and optimizer, under
+    # "record" what record.state() gives (main hands that on), and of every rank, in a list, its sums (on the CPU) and
+    # random_states(augmenting). The other keys are yours to choose. On other ranks record is None.
     # Look up: torch.distributed.gather_object, state_dict, random_states in utils/checkpoints.py
     return None
 
@@ -102,7 +105,7 @@ def everything(place, model, optimizer, sums, augmenting, record):
 def save(folder, taken, state):
     """Write the checkpoint after ``taken`` steps to ``folder``, and keep the one before it."""
     # TODO 2 Make the folder, write state to a file beside the one it will be, have it on the disk, then give it its
-    # name, which has `taken` in it. Remove all but the last two.
+    # name, which has `taken` in it. Remove all but the last two (as texts, 10 comes before 9).
     # Look up: torch.save, os.fsync, pathlib.Path.replace
 
 
@@ -145,7 +148,8 @@ def main():
     place = {"epoch": 1, "step": 0, "taken": 0, "epochs_at_target": 0, "training_time": 0.0, "elapsed": 0.0}
     saved = None
     # TODO 4 With --resume, rank 0 reads the latest checkpoint in folder, and all ranks get it as `saved`, None where
-    # there is none. Refuse one of another number of processes; take place from it, and load model and optimizer.
+    # there is none. Refuse one that other than world_size ranks have left (UserError); take place from it, and load
+    # model and optimizer.
     # Look up: torch.distributed.broadcast_object_list, load_state_dict
 
     record = None
@@ -166,7 +170,7 @@ def main():
         batches = iter(loader)
 
         # TODO 5 In the first epoch after --resume (saved is not None), take as many batches as were done and drop them;
-        # then set this rank's sums and random states to what was saved. Set saved to None, for the epochs that follow.
+        # then set this rank's sums and random states to its own of then. Set saved to None, for the epochs that follow.
         # Look up: next, Tensor.copy_, restore_random_states in utils/checkpoints.py
 
         dist.barrier()  # rank 0 was busy with the record: let all start the clock together
@@ -184,12 +188,14 @@ def main():
             place |= {"step": place["step"] + 1, "taken": place["taken"] + 1}
 
             # TODO 7 Tell all ranks, in one message: whether, by rank 0's clock, --checkpoint-every seconds have passed
-            # since last_save; whether a signal came to any rank; and for each rank whether its loss is no number.
+            # since last_save; whether a signal came to any rank; for each rank whether its loss is no number. `lost`
+            # has a number for each rank, 0 where all is well. The line below is for --checkpoint-every 0 alone.
             # Look up: torch.distributed.all_reduce, Tensor.isfinite, Tensor.tolist
-            is_due, is_stopped, lost = False, False, []
+            is_due, is_stopped, lost = args.checkpoint_every == 0, False, []
 
             # TODO 8 Where `lost` says that a rank's loss is no number, raise UserError with the rank ("rank 1"), step
-            # and epoch: on all ranks, before anything is saved.
+            # and epoch: on all ranks, before anything is saved. The step is spoilt, so that ends the run; who looks
+            # before backward can leave a step out instead (section 4 of the notebook).
             # Look up: enumerate, UserError in utils/errors.py
 
             if is_due or is_stopped:
@@ -241,4 +247,4 @@ def main():
 if __name__ == "__main__":
     with one_line_errors():
         main()
-# From solutions/12_when_things_break.py, unchanged while this number fits: c82d3177ac67
+# From solutions/12_when_things_break.py, unchanged while this number fits: b50914a9e635

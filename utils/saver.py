@@ -178,7 +178,7 @@ class Saver:
     def _save(self, record):
         with self._clock:
             for part in self._parts.values():
-                if hasattr(part, "consolidate_state_dict"):  # an optimizer of whose state each rank holds a share (ZeRO)
+                if hasattr(part, "consolidate_state_dict"):  # an optimizer whose state is shared out (ZeRO)
                     part.consolidate_state_dict(to=0)
             own = {
                 "start": self._start,

@@ -74,7 +74,8 @@ ORDER = (
     records.times_the_slowest_rank, timing.goes_by_one_clock, timing.measures_a_step, timing.measures_waiting,
     timing.measures_communication, timing.counts_the_cost,
     accumulation.communicates_once,
-    survival.stops_after_the_same_step, survival.goes_on, survival.restores_the_weights,
+    survival.saves_together, survival.saves, survival.stops_after_the_same_step, survival.goes_on,
+    survival.restores_the_weights,
     survival.goes_on_with_the_next_images, survival.draws_on, survival.restores_the_optimizer,
     survival.ends_as_if_undisturbed, survival.names_the_culprit,
 )  # fmt: skip

@@ -17,8 +17,11 @@ AT_EVERY_STEP, NEVER, RESUME = {"checkpoint_every": "0"}, {"checkpoint_every": "
 
 
 def a_kill():
-    """Draw who is killed, and in which step: late in the second epoch, so that to begin it anew would show."""
-    return {f"step {2 * STEPS - random.choice((1, 2))}:{random.randrange(RANKS)}": "SIGKILL"}
+    """Draw who is killed, and in which step: late in the last epoch, so that to begin it anew would show.
+
+    By then there were a tenth checkpoint and more, which a sort by text takes for older than the ninth.
+    """
+    return {f"step {EPOCHS * STEPS - random.choice((1, 2))}:{random.randrange(RANKS)}": "SIGKILL"}
 
 
 def a_stop():
@@ -39,17 +42,17 @@ PLANS = (
 )
 ITEMS = {
     1: (
-        ((GOES_ON, survival.restores_the_optimizer), (GOES_ON, survival.draws_on)),
+        ((KILLED, survival.saves_together), (GOES_ON, survival.restores_the_optimizer)),
         "the next step depends on the weights, on what the optimizer remembers, on where the epoch is, on the sums so"
         " far and on random numbers of every rank: one that is missing, and the run ends elsewhere",
         "dist.gather_object({sums, random_states(augmenting)}, ...) on every rank; model.state_dict() and"
         " optimizer.state_dict() on rank 0",
     ),
     2: (
-        ((DAMAGED, survival.goes_on),),
+        ((KILLED, survival.saves), (DAMAGED, survival.goes_on)),
         "a file that is being written when the power goes is half a file: write beside it, give it its name when it is"
-        " whole, and keep the one before",
-        "torch.save(state, part); os.fsync of it; part.replace(path); then unlink all but the last two",
+        " whole, and keep the one before. The last two are those of the highest numbers: as texts, 10 comes before 9",
+        "torch.save(state, part); os.fsync of it; part.replace(path); then unlink all but the last two by number",
     ),
     3: (
         ((DAMAGED, survival.goes_on), (DAMAGED, survival.ends_as_if_undisturbed)),
@@ -65,12 +68,14 @@ ITEMS = {
     5: (
         (
             (GOES_ON, survival.goes_on_with_the_next_images),
+            (GOES_ON, survival.draws_on),
             (GOES_ON, survival.ends_as_if_undisturbed),
             (STOPPED_GOES_ON, survival.ends_as_if_undisturbed),
         ),
         "the epoch's order is drawn anew, the same; what was learned from is passed over, and then each rank draws on"
         " with its own random states and adds to its own sums",
-        "for _ in range(place['step']): next(batches), then sums.copy_(...) and restore_random_states(...)",
+        "for _ in range(place['step']): next(batches), then sums.copy_(...) and restore_random_states(...) with what"
+        " this rank had given to gather_object",
     ),
     6: (
         ((STOPPED, survival.stops_after_the_same_step),),

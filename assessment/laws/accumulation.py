@@ -72,8 +72,12 @@ def communicates_once(trial):
 
 
 def messages(rank):
-    """Return how often gradients leave a rank in a step, in the median: collectives, and backward passes of DDP."""
+    """Return how often gradients leave a rank in a step, in the median: collectives, and backward passes of DDP.
+
+    Before the first step weights are sent, so that one counts only where there is no other.
+    """
     sent = [one["time"] for one in rank.named("collective") if (one["numel"] or 0) > LARGE]
     sent += [one["time"] for one in rank.named("forward") if one["teaches"] and one["is_averaged"]]
-    spans = itertools.pairwise([0.0, *(step.time for step in rank.steps)])
+    times = [step.time for step in rank.steps]
+    spans = itertools.pairwise(times if len(times) > 1 else [0.0, *times])
     return statistics.median(sum(low < time <= high for time in sent) for low, high in spans)

@@ -7,6 +7,7 @@ from assessment.laws.calls import ended, returned
 from assessment.laws.gradients import count_images, gradients_are_averaged, is_local, is_no_number
 from assessment.laws.group import is_mismatched, parting
 from assessment.laws.lockstep import per_rank
+from assessment.laws.properties import ends_as_one_process
 from assessment.laws.rates import choice
 from assessment.laws.verdict import HOLDS, broken, unseen
 from assessment.recorder.probes import BASE, NUMBERS
@@ -74,7 +75,8 @@ def goes_round_the_ring(trial):
     if any(is_no_number(step) or not step.rows for step in rounds[0]):
         return unseen("the first step shows no images, or no gradient")
     counts = count_images(rounds[0])[0]
-    if gradients_are_averaged(trial.evidence):
+    is_own_seen = any(one for step in rounds[0] for one in step.local.values())
+    if gradients_are_averaged(trial.evidence) or (not is_own_seen and ends_as_one_process(trial)):
         messages = 2 * (world_size - 1)
         times = [(earlier.time, later.time) for earlier, later in itertools.pairwise(rank.steps)]
         each = statistics.median(

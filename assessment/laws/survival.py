@@ -5,11 +5,14 @@ against the one in whose folders it goes on (``trial.before``). All three have t
 """
 
 import re
+import signal
 
 from assessment.laws.group import parting
 from assessment.laws.lockstep import per_rank
+from assessment.laws.records import is_below, is_record
 from assessment.laws.validation import saved_weights
 from assessment.laws.verdict import HOLDS, Verdict, broken, listed, number, unseen
+from assessment.trials.trial import RECORD
 
 LOST = 2  # steps that may be lost where a checkpoint is made behind each: one that is made, one that is agreed on
 TIMES = ("time_s", "epoch_time_s", "images_per_s")
@@ -26,6 +29,8 @@ def place(trial):
         return unseen("there is no undisturbed run to compare with")
     if trial.outcome.state != "finished":
         return unseen("the run that goes on did not finish")
+    if saves(before).holds is False:
+        return unseen("nothing was saved that it could go on from")
     total, taken, done = (len(one.evidence.ranks[0].steps) for one in (whole, trial, before))
     first = trial.evidence.ranks[0].steps[0].before if taken else {}
     for at in range(min(done, total - 1), 0, -1):
@@ -36,6 +41,42 @@ def place(trial):
     if total - taken > done:
         return broken(f"the run was ended after {done} of {total} steps; of the rest it takes {taken} only")
     return total - taken
+
+
+def saves_together(trial):
+    """Where a checkpoint is made behind every step, all ranks go on until the kill comes.
+
+    Not seen: what is saved, and where.
+    """
+    if -signal.SIGKILL in trial.outcome.exits.values():
+        return HOLDS
+    if trial.outcome.state == "hung":
+        return broken("; ".join(["a checkpoint is due behind every step, and the run hangs", *parting(trial)]))
+    if trial.outcome.state == "failed":
+        why = trial.outcome.failure.strip().splitlines()[-1:] or [""]
+        return broken(f"a checkpoint is due behind every step, and the run fails before it is killed: {why[0][:200]}")
+    return unseen("the run was over before it was killed")
+
+
+def saves(trial):
+    """A run with ``--checkpoint-every 0`` that is killed late has left more than its record.
+
+    Seen are files that were opened to be written in the run's folder. Not seen: what is in them, whether ``os.fsync``
+    has brought them to the disk, and how many are kept.
+    """
+    if not saves_together(trial):
+        return unseen("the run was not killed")
+    written = [one["path"] for rank in trial.evidence.ranks for one in rank.named("write")]
+    if any(is_below(path, [trial.artifacts.folder.parent]) and not is_of_the_record(path) for path in written):
+        return HOLDS
+    every, done = trial.run.flags.get("checkpoint_every"), max(len(rank.steps) for rank in trial.evidence.ranks)
+    return broken(f"with --checkpoint-every {every} the run was killed behind step {done}, and had saved nothing")
+
+
+def is_of_the_record(path):
+    """Say whether a file is one of the record, or one that becomes it (``utils.files.written_whole``)."""
+    name = path.rpartition("/")[2]
+    return is_record(path) or name.startswith(tuple(f".{one}." for one in RECORD))
 
 
 def goes_on(trial):

@@ -33,11 +33,13 @@ class Recorder:
         self.has_fetched = False  # whether it has taken an image to train on
         self.steps = 0  # of its optimizers
         self.calling = False  # inside a call that is noted
+        self.messages = 0  # entered, or waited for
         self.note("start", rank=os.environ.get("RANK"))
 
     def note(self, event, **facts):
         """Write one event; a process that was forked off (a loader's worker) writes none."""
         if os.getpid() == self.pid:
+            self.messages += event in ("collective", "waited")
             self._file.write(json.dumps({"event": event, "time": monotonic()} | facts) + "\n")
 
     def delay(self, what):

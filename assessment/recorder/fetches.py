@@ -5,12 +5,15 @@ Seen are rows that are taken out of the very tensors that ``load`` returned (wit
 that a script has computed from them (all images as numbers from 0 to 1) are not.
 """
 
+import ctypes
 from functools import wraps
 
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from utils import data
+
+TP_AS_SEQUENCE, SQ_ITEM = 13, 3  # words before them in PyTypeObject and in PySequenceMethods
 
 
 def watch(recorder):
@@ -53,9 +56,24 @@ def watch(recorder):
         return select(tensor, dim, index)
 
     data.load = data.datasets.load = loaded
-    torch.Tensor.__getitem__, torch.Tensor.index_select = wraps(take)(taken), wraps(select)(selected)
+    replace_getitem(torch.Tensor, wraps(take)(taken))
+    torch.Tensor.index_select = wraps(select)(selected)
     torch.index_select = wraps(torch.index_select)(lambda input, dim, index: selected(input, dim, index))
     watch_workers(recorder)
+
+
+def replace_getitem(kind, function):
+    """Give the class ``kind`` a ``__getitem__`` that is written in Python, which C is to see nothing of.
+
+    With one, instances count as sequences for C: ``torch.tensor([loss, 3])`` asks a loss for its length. So the slot
+    that Python fills for that is emptied again (``sq_item``, docs.python.org/3/c-api/typeobj.html).
+    """
+    word = ctypes.sizeof(ctypes.c_void_p)
+    sequence = ctypes.c_void_p.from_address(id(kind) + TP_AS_SEQUENCE * word).value
+    item = ctypes.c_void_p.from_address(sequence + SQ_ITEM * word)
+    was = item.value
+    kind.__getitem__ = function
+    item.value = was
 
 
 def watch_workers(recorder):

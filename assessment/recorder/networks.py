@@ -32,6 +32,7 @@ class Seen:
     hooked: set = field(default_factory=set)
     stepping: int = 0  # depth of optimizers that call optimizers
     before: dict | None = None  # facts of the step that is being taken
+    messages: float = 0  # that had been sent when it began
 
 
 def quiet(function):

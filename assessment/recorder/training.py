@@ -54,20 +54,34 @@ def watch_optimizers(recorder, seen):
         is_single = any(sizes) and all(len(one) < 2 for one in sizes)
         return math.hypot(*(size for one in sizes for size in one)) if is_single else None
 
+    def applied(held):
+        graded = {name: one for name, one in held.items() if one.grad is not None and is_plain(one.grad)}
+        return {
+            "applied": {name: sketch(one.grad) for name, one in graded.items()},
+            "norms": {name: one.grad.float().norm().item() for name, one in graded.items()},
+        }
+
+    def take_averaged(optimizer):
+        """Where gradients were sent round within the step, take those that are there by now: they are applied."""
+        if recorder.messages > seen.messages:
+            seen.messages = math.inf  # once: what comes later is no gradient any more
+            for name, found in applied(parameters(optimizer)).items():
+                seen.before[name] |= found
+
     @quiet
     def before(optimizer, _args, _kwargs):
         seen.stepping += 1
         if seen.stepping > 1:
+            take_averaged(optimizer)
             return
         recorder.steps += 1
         recorder.delay(f"step {recorder.steps}")
         held = parameters(optimizer)
-        graded = {name: one for name, one in held.items() if one.grad is not None and is_plain(one.grad)}
+        seen.messages = recorder.messages
         seen.before = {
             "rates": [float(group["lr"]) for group in optimizer.param_groups],
             "local": {name: seen.local.get(id(one)) for name, one in held.items()},
-            "applied": {name: sketch(one.grad) for name, one in graded.items()},
-            "norms": {name: one.grad.float().norm().item() for name, one in graded.items()},
+            **applied(held),
             "own_norm": own_norm(held),
             "weights_before": {name: sketch(one) for name, one in held.items()},
             "parameters": [id(one) for group in optimizer.param_groups for one in group["params"]],
@@ -77,6 +91,7 @@ def watch_optimizers(recorder, seen):
     def after(optimizer, _args, _kwargs):
         seen.stepping -= 1
         if seen.stepping == 0:
+            take_averaged(optimizer)
             after_step = {name: sketch(one) for name, one in parameters(optimizer).items()}
             recorder.note("step", optimizer=id(optimizer), **seen.before, weights_after=after_step)
             for group in optimizer.param_groups:

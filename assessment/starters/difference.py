@@ -53,20 +53,25 @@ def untouched_steps(lab, text):
 
     A step is touched as soon as a line of it, or one between it and its neighbours, is another.
     """
-    lines, blocks = [], {}
+    lines, blocks = [], {}  # blank lines are no change, and no neighbours
     for piece in _pieces(lab):
         if isinstance(piece, Region):
-            blocks.setdefault(piece.number, []).append((len(lines), len(lines) + len(piece.starter)))
-            lines += piece.starter
+            own = written(piece.starter)
+            blocks.setdefault(piece.number, []).append((len(lines), len(lines) + len(own)))
+            lines += own
         else:
-            lines.append(piece)
+            lines += written([piece])
+    dense = "\n".join(["", *written(text.splitlines()), ""])
 
     def stands(first, last):
-        around = "\n".join(line for line in lines[max(0, first - 1) : last + 1] if line)
-        return f"\n{around}\n" in f"\n{dense}\n"
+        return "\n".join(["", *lines[max(0, first - 1) : last + 1], ""]) in dense
 
-    dense = "\n".join(line for line in text.splitlines() if line)  # blank lines are no change
     return {number for number, parts in blocks.items() if all(stands(*part) for part in parts)}
+
+
+def written(lines):
+    """Return those of ``lines`` on which something stands."""
+    return [line for line in lines if line.strip()]
 
 
 def _dedented(lines):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from assessment.recorder.fetches import replace_getitem
 from assessment.recorder.sketch import fingerprints
 from assessment.trials.data import Stage, trial_data
 from assessment.trials.evidence import Rank
@@ -118,3 +119,19 @@ def test_a_folder_of_images_holds_them_in_the_order_that_is_expected(tmp_path):
     for split in ("train", "test"):
         found, wanted = load(f"folder:{stage.images}", tmp_path / "own", split), getattr(DATA.by_label, split)
         assert torch.equal(found.images, wanted.images) and torch.equal(found.labels, wanted.labels)
+
+
+def test_a_watched_index_makes_no_sequence_of_a_single_number():
+    class Plain(torch.Tensor):
+        pass
+
+    class Watched(torch.Tensor):
+        pass
+
+    take, seen = torch.Tensor.__getitem__, []
+    for kind, put in ((Plain, setattr), (Watched, lambda kind, _name, function: replace_getitem(kind, function))):
+        put(kind, "__getitem__", lambda tensor, index: seen.append(index) or take(tensor, index))
+    loss, row = torch.tensor(1.5).as_subclass(Watched), torch.arange(3).as_subclass(Watched)
+    assert torch.tensor([loss, 3]).tolist() == [1.5, 3] and row[1] == 1 and seen == [1] and len(list(row)) == 3
+    with pytest.raises(TypeError, match="len"):  # what Python does by itself
+        torch.tensor([torch.tensor(1.5).as_subclass(Plain), 3])

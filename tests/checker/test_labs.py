@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from conftest import ROOT, TINY
 
-from assessment.starters.difference import Difference, steps
+from assessment.starters.difference import Difference, steps, untouched_steps
 from assessment.starters.make import is_untouched, make_labs, reset, sealed, starter, starters
 from assessment.starters.regions import MARK, Region, regions
 from utils.errors import UserError
@@ -208,3 +208,19 @@ def test_reset_gives_the_starter_back_and_keeps_what_was_there(course):
     assert is_untouched((course / "assessment/train.py").read_text())
     with pytest.raises(UserError, match="there is no lab 99"):
         reset("99", course)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_line_behind_a_todo_begins_it_and_no_other(source):
+    """Whoever leaves the TODO's text where it stands, and writes below it, has begun."""
+    text = starter(source.stem)
+    numbers = {step.number for step in steps(source.stem)}
+    assert untouched_steps(source.stem, text) == numbers and not untouched_steps(source.stem, source.read_text())
+    assert untouched_steps(source.stem, text.replace("\n\n", "\n\n\n")) == numbers
+    lines = text.splitlines()
+    for at in (at for at, line in enumerate(lines) if line.strip().startswith("# Look up:")):
+        todo = next(line for line in reversed(lines[:at]) if line.strip().startswith("# TODO"))
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        written = "\n".join([*lines[: at + 1], f"{indent}begun = True", *lines[at + 1 :]])
+        begun = numbers - untouched_steps(source.stem, written)
+        assert begun == {int(todo.split()[2])}, begun
