@@ -10,16 +10,17 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 from filelock import FileLock, Timeout
 
 from assessment.grader import gradebook
-from assessment.grader.class_grader import MOST_TRIES, ClassGrader
+from assessment.grader.class_grader import MOST_TRIES, ClassGrader, tell
 from assessment.grader.feedback import keep
 from assessment.grader.marks import FAULT
-from assessment.grader.sandbox import NONE, best_kind, lacks
+from assessment.grader.sandbox import NONE, best_kind, lacks, refuse_shown
 from assessment.grader.submissions import find, left_aside, unmatched
 from assessment.task import CONFIG, chosen, read
 from utils.arguments import at_least, folder
@@ -82,6 +83,10 @@ def main():
         raise UserError(
             f"--out {args.out} lies in {args.folder}, where it would be taken for submissions: choose another"
         )
+    if kind != NONE:
+        places = {"the folder of submissions": args.folder, "--out": args.out, "--data-dir": args.data_dir}
+        places |= {"--roster": args.roster} if args.roster else {}
+        refuse_shown(places | {"the folder for temporary files": tempfile.gettempdir()})
     roster = args.roster or kept_roster(args.out)
     found = find(args.folder, task.source_kb, roster)
     if not found:
@@ -96,7 +101,7 @@ def main():
         raise UserError(cannot_write(error.filename or args.out, error)) from None
     for told in (left_aside(args.folder, roster), unmatched(found, roster) if roster else None):
         if told:
-            print(told, file=sys.stderr)
+            tell(told)
     try:
         with FileLock(args.out / ".lock", timeout=0):
             grader = ClassGrader(args, task, kind, config)
@@ -112,7 +117,7 @@ def main():
     faults = [grade for grade in grades if grade.verdict == FAULT]
     for grade in faults:
         again = "" if grade.tries < MOST_TRIES else f"; it is tried again by --again {grade.learner}"
-        print(f"{grade.learner}: the grader failed{again}\n{grade.fault}", file=sys.stderr)
+        tell(f"{grade.learner}: the grader failed{again}\n{grade.fault}")
     print(gradebook.summary_line(grades, args.out))
     sys.exit(1 if faults else 0)
 

@@ -116,7 +116,11 @@ class Saver:
         self._start, self._sums = random_states(*self._generators), sums
         batches = iter(batches)  # which draws the order, where no seed and number of the epoch decide it
         for _ in range(self.step):
-            next(batches)
+            if next(batches, None) is None:
+                raise UserError(
+                    f"the run was saved behind step {self.step} of an epoch, which has fewer steps by now: go on with"
+                    " the images that it began with, or start anew without --resume"
+                )
         if self._is_unsettled:
             batches = self._settled(batches)
         if own:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import queue
 import secrets
 import sys
@@ -99,7 +100,7 @@ class ClassGrader:
                         self._keep(grade, digests[grade.key])
                         bar.update()
                         if bar.disable:  # no terminal: the log of an unattended run; a name, which may be any, ends it
-                            print(f"{len(done)} of {total}: {grade.verdict}: {grade.learner}", file=sys.stderr)
+                            tell(f"{len(done)} of {total}: {grade.verdict}: {grade.learner}")
             finally:
                 for talk in talks:
                     talk.stop("grading was interrupted")
@@ -113,7 +114,7 @@ class ClassGrader:
     def _kept(self, one, digest):
         """Return the grade that is kept of ``one``; where the grader failed, it tries again, but not for ever."""
         grade = self._read(one.key)
-        if grade is None or grade.digest != digest or one.learner in self.args.again:
+        if grade is None or grade.digest != digest or grade.learner != one.learner or one.learner in self.args.again:
             return None
         return grade if grade.verdict != FAULT or grade.tries >= MOST_TRIES else None
 
@@ -180,3 +181,11 @@ def ask(talk, asked, one):
             return Grade.read(talk.ask(order, asked["longest_s"]))
         except LostError as lost:
             return faulty(one.learner, one.key, str(lost))
+
+
+def tell(text):
+    """Write a line to standard error; where it cannot be written, as on a full disk, grades matter more."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -14,6 +14,7 @@ from pathlib import Path
 from assessment.starters.make import program_digest
 
 MOST_MB, MOST_S = 2_000, 20
+LONGEST = 300  # letters of a problem
 
 
 def read(path):
@@ -23,11 +24,12 @@ def read(path):
         compile(source, "train.py", "exec", dont_inherit=True)
         return {"problem": "", "program": program_digest(source)}
     except SyntaxError as error:
-        return {"problem": f"it is no Python program: {error.msg}, line {error.lineno or '?'}", "program": ""}
+        # A message may hold a name as long as the source, and one line is read.
+        return {"problem": f"it is no Python program: {error.msg[:LONGEST]}, line {error.lineno or '?'}", "program": ""}
     except MemoryError:
         raise
     except (ValueError, RecursionError, OverflowError) as error:
-        return {"problem": f"it is no Python program: {error}", "program": ""}
+        return {"problem": f"it is no Python program: {str(error)[:LONGEST]}", "program": ""}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 import sklearn
 
 from assessment.starters.regions import ROOT
+from utils.errors import UserError
 
 BUBBLEWRAP, UNSHARE, NONE = "bubblewrap", "unshare", "none"
 MEGABYTE = 1_000_000
@@ -100,9 +101,7 @@ class Sandbox:
 
     def _places(self):
         """Return the folders and files that can be read."""
-        python = (sys.prefix, sys.base_prefix)
-        own = (*python, *map(os.path.realpath, python), ROOT / "utils", ROOT / "assessment", *self.readable)
-        return [*filter(os.path.lexists, SYSTEM), *dict.fromkeys(map(str, own))]
+        return [*filter(os.path.lexists, SYSTEM), *dict.fromkeys(map(str, (*shown_to_all(), *self.readable)))]
 
     def _environment(self):
         path = os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"])
@@ -126,6 +125,8 @@ class Sandbox:
             options += [part for name in ("SETUID", "SETGID", "SETPCAP") for part in ("--cap-add", f"CAP_{name}")]
         else:
             options += ["--unshare-user"]
+            # The system counts how many a user has made, and those of the grader's user are few.
+            options += ["--disable-userns"] if keeps_from_user_namespaces() else []
         options += ["--proc", "/proc", "--dev", "/dev"]
         for place in ("/dev/shm", "/tmp"):
             options += ["--perms", "1777", "--size", size, "--tmpfs", place]
@@ -135,7 +136,8 @@ class Sandbox:
                 options += ["--symlink", os.readlink(place), place]
             else:
                 options += [*_parents(place, made), "--ro-bind", place, place]
-        options += ["--ro-bind", "/dev/null", str(MASKED)]
+        for place in masked():
+            options += ["--ro-bind", "/dev/null", place]
         if self.work:
             options += [*_parents(self.work, made), "--bind", str(self.work), str(self.work)]
         for source, place in self.replaced:
@@ -151,7 +153,8 @@ class Sandbox:
         plan = {
             "readable": self._places(),
             "work": self.work and str(self.work),
-            "replaced": [[str(one) for one in pair] for pair in (("/dev/null", MASKED), *self.replaced)],
+            "replaced": [*(["/dev/null", place] for place in masked())]
+            + [[str(one) for one in pair] for pair in self.replaced],
             "devices": self.devices,
             "command": command,
             "environment": self._environment(),
@@ -165,6 +168,37 @@ class Sandbox:
             str(ROOT / "assessment/grader/sandbox_root.py"),
             json.dumps(plan),
         ]
+
+
+def shown_to_all():
+    """Return the folders that every sandbox shows, beside the system's: Python and the course."""
+    python = (sys.prefix, sys.base_prefix)
+    return [str(one) for one in (*python, *map(os.path.realpath, python), ROOT / "utils", ROOT / "assessment")]
+
+
+def refuse_shown(places):
+    """Raise ``UserError`` where one of ``places`` (by what they are called) lies where every script may read it."""
+    shown = [Path(os.path.realpath(one)) for one in (*shown_to_all(), *SYSTEM) if os.path.isdir(one)]
+    for what, place in places.items():
+        real = Path(os.path.realpath(place))
+        around = next((one for one in shown if one in (real, *real.parents)), None)
+        if around is not None:
+            raise UserError(f"{what} {place} lies in {around}, which every submission can read: choose another folder")
+
+
+def masked():
+    """Return the paths, as sandboxes show them, of what is not to be read there."""
+    return list(dict.fromkeys([str(MASKED), os.path.realpath(MASKED)]))
+
+
+@cache
+def keeps_from_user_namespaces():
+    """Say whether this bubblewrap can keep a sandbox from making user namespaces (version 0.8 and later)."""
+    try:
+        told = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "--disable-userns" in told.stdout + told.stderr
 
 
 def _parents(place, made):

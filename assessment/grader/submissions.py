@@ -20,6 +20,9 @@ from utils.files import refuse_special
 NOTHING = "nothing was handed in"
 LINE = "\0line"  # of a row in the file: no column can have that name
 TWICE = "it was handed in twice, as a folder and as a file"
+DIGEST = re.compile(
+    "-[0-9a-f]{8}([0-9a-f]{56})?$", re.IGNORECASE
+)  # how names for files end that are not the learner's own
 # What systems and editors leave in folders of their own accord.
 OF_THE_SYSTEM = re.compile(
     rb"\._.*|\.DS_Store|__MACOSX|Thumbs\.db|desktop\.ini|__pycache__|\.git.*|\.~.*", re.IGNORECASE
@@ -124,7 +127,9 @@ def _key(name, taken):
     """Return a name for files, and add it to those that are ``taken``; on no system is it the name of another's."""
     plain = re.sub(rb"[^A-Za-z0-9_.@-]", b"_", name).decode().lstrip(".")[:60] or "_"
     digest = hashlib.sha256(name).hexdigest()
-    choices = [plain] if plain.encode() == name else []
+    # What looks like the name that another gets has a digest as well: nobody takes that by calling himself so.
+    is_free = plain.encode() == name and not DIGEST.search(plain)
+    choices = [plain] if is_free else []
     choices += [f"{plain}-{digest[:8]}", f"{plain}-{digest}"]
     key = next(one for one in choices if one.lower() not in taken)
     taken.add(key.lower())

@@ -26,8 +26,9 @@ def telling_target(trial):
 
 
 def val_accuracies(trial):
-    """Return the reported accuracies as fractions, also where they are reported in percent."""
-    told = [number(row.get("val_accuracy")) for row in trial.artifacts.metrics]
+    """Return the reported accuracies as fractions, also where they are reported in percent: one an epoch at most."""
+    rows = trial.artifacts.metrics[: trial.evidence.settings["epochs"]]
+    told = [number(row.get("val_accuracy")) for row in rows]
     return [one / 100 for one in told] if any(one > 1 for one in told) else told
 
 

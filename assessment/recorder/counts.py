@@ -9,6 +9,7 @@ the module, and what some of its weights add up to), for each step of an optimiz
 import functools
 import itertools
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from assessment.recorder.networks import is_in_backward, is_wrapped, tensors, un
 from utils import runs
 
 SUFFIX, STEP, ROW = ".steps", "step", "row"
+COUNT = re.compile("[0-9]{1,9}")  # of images in a pass
 MOST_BYTES = 20_000_000
 SAMPLED = 8  # parameters, and numbers of each
 
@@ -122,9 +124,12 @@ def _lines(folder, rank):
 
 def _taken(lines, images):
     """Return how many steps the ``lines`` of a rank show, None where they show none."""
-    passes = [parts for line in lines if len(parts := line.split()) == 3 and parts[0].isdecimal()]
-    sums = ([one[2] for one in passes if one[1] == module] for module in {one[1] for one in passes})
-    moved = max(map(moves, sums), default=0) // 2
+    # The script may have written them itself: what no rank writes is no pass.
+    passes = [parts for line in lines if len(parts := line.split()) == 3 and COUNT.fullmatch(parts[0])]
+    sums = {}
+    for _, module, total in passes:
+        sums.setdefault(module, []).append(total)
+    moved = max(map(moves, sums.values()), default=0) // 2
     if STEP in lines:
         taken = sum(line == STEP and earlier != STEP for earlier, line in zip([STEP, *lines], lines, strict=False))
         return max(taken or lines.count(STEP), moved)

@@ -187,6 +187,7 @@ class Serving:
 
     def start(self, answers, argvs, envs, logs, are_apart):
         self.ranks, self.codes = {}, {}
+        self.reap()  # who stands by may have been ended
         read, write = os.pipe()
         if os.fork() == 0:
             self.let_go(answers)

@@ -145,10 +145,14 @@ def attempt(server, run, folder):
 def _lay_out(server, earlier, folder):
     """Copy the records that an earlier run left beside and in ``earlier`` to ``folder``, for ranks to write there."""
     for place in earlier.parent.glob(f"{earlier.name.removesuffix('-0')}*"):
+        copied = folder / place.name
         with suppress(OSError, shutil.Error):  # a pipe, say: of a learner's own; strangers' files are plain by now
-            shutil.copytree(place, folder / place.name, symlinks=True)
-        for path in (folder / place.name, *(folder / place.name).rglob("*")):
-            if not path.is_symlink():
+            if place.is_dir():
+                shutil.copytree(place, copied, symlinks=True)
+            elif place.is_file():
+                shutil.copyfile(place, copied, follow_symlinks=False)
+        for path in (copied, *copied.rglob("*")):
+            if path.exists() and not path.is_symlink():
                 server.open_to_ranks(path)
 
 

@@ -103,3 +103,13 @@ def test_what_was_not_seen_is_not_counted(tmp_path):
     assert steps_taken(tmp_path, 0, images=8) is None
     (tmp_path / "0").with_suffix(SUFFIX).write_bytes(b"\xff\nstep\n8 1\nstep\n8")
     assert steps_taken(tmp_path, 0, images=8) == 2
+
+
+@pytest.mark.timeout(60)
+def test_what_no_rank_writes_is_no_pass_and_costs_nothing(tmp_path):
+    """A script can write into the file: numbers beyond all measure, or a module of its own on each line."""
+    path = (tmp_path / "0").with_suffix(SUFFIX)
+    path.write_text("9" * 5000 + " 1 1.0\n8 1 0.5\nstep\n")
+    assert steps_taken(tmp_path, 0, images=8) == 1 and steps_by_row(tmp_path, 0, images=8) == []
+    path.write_text("".join(f"8 {module} 0.5\n" for module in range(300_000)) + "step\n")
+    assert steps_taken(tmp_path, 0, images=8) == 1

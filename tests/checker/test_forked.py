@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -16,6 +17,7 @@ from assessment.trials.data import Stage, trial_data
 from assessment.trials.fork_server import ForkServer
 from assessment.trials.forked_ranks import ForkedRanks, Idle
 from assessment.trials.plan import Trials
+from assessment.trials.trial import _lay_out
 
 BEGINS = "import pathlib, time; pathlib.Path({mark!r}).touch()\n"
 SLEEPS = "time.sleep(3600)"
@@ -164,14 +166,14 @@ def orders(server, folder, **options):
     return [(folder / f"order-{rank}").read_text() for rank in range(3)]
 
 
-@pytest.mark.parametrize("stands_by", [False, True])
+@pytest.mark.parametrize("stands_by", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ranks_that_are_apart_have_no_order_of_a_set_in_common(stands_by, tmp_path):
     with ForkServer(stands_by=stands_by) as server:
         assert len(set(orders(server, tmp_path))) == 1  # what forking gives them
         assert len(set(orders(server, tmp_path, are_apart=True))) == 3
-        assert len(set(orders(server, tmp_path, are_apart=True))) == 3  # again, when nobody stands by any more
 
 
+@pytest.mark.slow
 def test_who_stands_by_may_be_lost_and_ends_with_the_server(tmp_path):
     with ForkServer(stands_by=True) as server:
         assert len(set(orders(server, tmp_path))) == 1
@@ -187,3 +189,18 @@ def test_who_stands_by_may_be_lost_and_ends_with_the_server(tmp_path):
 
 def standing_by(server):
     return [one for one in server.members() if "assessment.trials.rank_process" in one.cmdline()]
+
+
+def test_what_lies_beside_the_record_comes_along_whatever_it_is(tmp_path):
+    """A script may keep a log or a lock beside its folder, under a name that begins like it."""
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    (earlier / "run/checkpoints").mkdir(parents=True)
+    later.mkdir()
+    for name, text in (("run/config.json", "{}"), ("run.txt", "a log"), ("run.lock", "")):
+        (earlier / name).write_text(text)
+    (earlier / "run-link").symlink_to("/etc/passwd")
+    os.mkfifo(earlier / "run-pipe")
+    _lay_out(SimpleNamespace(open_to_ranks=lambda path: path.chmod(0o777)), earlier / "run", later)
+    assert (later / "run/config.json").read_text() == "{}" and (later / "run.txt").read_text() == "a log"
+    assert (later / "run/checkpoints").is_dir() and not (later / "run-pipe").exists()
+    assert Path("/etc/passwd").stat().st_mode & 0o777 == 0o644

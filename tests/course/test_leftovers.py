@@ -37,7 +37,10 @@ def run(folder, leaves, *options):
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["in one process", "in two workers"])
+WORKERS = pytest.param(("-n", "2"), marks=pytest.mark.slow, id="in two workers")
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="in one process"), WORKERS])
 def test_a_process_that_outlives_its_test_is_told(options, tmp_path, monkeypatch):
     monkeypatch.setenv(MARK, "of these tests")
     code, said = run(tmp_path, PROCESS, *options)
@@ -58,5 +61,5 @@ def test_a_file_in_shared_memory_is_told(tmp_path):
 
 
 def test_who_leaves_nothing_passes(tmp_path):
-    code, said = run(tmp_path, "pass", "-n", "2")
+    code, said = run(tmp_path, "pass")
     assert code == 0 and "left behind" not in said

@@ -6,13 +6,15 @@ import resource
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, need
 from programs import run_program
 
+from assessment.grader import compiling
 from assessment.grader.own_limits import MOST_BYTES, refuse_too_much
-from assessment.grader.sandbox import NONE, Limits, best_kind
+from assessment.grader.sandbox import NONE, Limits, best_kind, refuse_shown
 from assessment.task import ASSIGNMENT, CONFIG, LIMITS, TARGETS, assignment, read_config
 from utils.errors import UserError
 
@@ -180,3 +182,40 @@ def test_a_folder_of_grades_that_holds_something_else_is_told_in_a_line(tmp_path
     made(tmp_path / "grades")
     done = run_program("assessment.grade", tmp_path / "class", "--out", tmp_path / "grades")
     assert done.returncode == 1 and told in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("below", ["assessment/handed-in", "utils", f"{Path(sys.prefix)}/grades"], ids=["a", "b", "c"])
+def test_nothing_may_lie_where_every_submission_can_read_it(tmp_path, below):
+    place = ROOT / below
+    with pytest.raises(UserError, match="which every submission can read: choose another folder"):
+        refuse_shown({"--out": place})
+    (tmp_path / "link").symlink_to(place)
+    with pytest.raises(UserError, match=f"--roster {tmp_path}/link lies in"):
+        refuse_shown({"--out": tmp_path, "--roster": tmp_path / "link"})
+    refuse_shown({"--out": tmp_path, "the folder of submissions": ROOT / "handed-in"})
+
+
+def test_grades_are_not_kept_where_every_submission_can_read_them(tmp_path):
+    need(best_kind() != NONE, "there is no sandbox here")
+    (tmp_path / "anna.py").write_text("pass")
+    out = ROOT / "assessment/grades-of-a-test"
+    command = [sys.executable, "-m", "assessment.grade", tmp_path, "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "--out" in done.stderr and "every submission can read" in done.stderr
+    assert not out.exists()
+
+
+def test_a_line_that_cannot_be_written_ends_nothing():
+    program = "from assessment.grader.class_grader import tell\ntell('one')\ntell('and another')\nprint('graded')"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60
+        )
+    assert done.returncode == 0 and done.stdout == "graded\n"
+
+
+@pytest.mark.parametrize("source", ["def f():\n nonlocal " + "\u4e00" * 20_500, "x = (" + "9" * 60_000 + "\n"])
+def test_what_python_says_of_a_source_is_cut(tmp_path, source):
+    (tmp_path / "train.py").write_text(source, encoding="utf-8")
+    told = compiling.read(tmp_path / "train.py")
+    assert told["problem"].startswith("it is no Python program: ") and len(json.dumps(told)) < 5_000

@@ -196,3 +196,12 @@ def test_a_folder_or_nothing_in_the_place_of_the_script_is_not_graded(tmp_path):
     told = problems(tmp_path)
     assert told["anna"] == "train.py is no file" and told["bob"] == "train.py is empty"
     assert told["carla"] == "train.py in the archive is a folder; hand in the file itself"
+
+
+def test_nobody_gets_the_files_of_another_by_calling_himself_so(tmp_path):
+    (tmp_path / "José.py").write_bytes(GOOD)
+    (own,) = [one.key for one in find(tmp_path, 64)]
+    for taker in (own, own.lower(), own.upper()):
+        (tmp_path / f"{taker}.py").write_bytes(GOOD)
+    keys = {one.learner: one.key for one in find(tmp_path, 64)}
+    assert keys["José"] == own and len({one.lower() for one in keys.values()}) == len(keys) == 4

@@ -37,3 +37,11 @@ def ended(folder, accuracies, flags, reference):
         outcome=SimpleNamespace(state="finished", exits={0: 0, 1: 0}, logs=["", ""]),
         reference=reference,
     )
+
+
+@pytest.mark.timeout(60)
+def test_of_a_record_with_too_many_rows_as_many_count_as_there_were_epochs(tmp_path):
+    """Whoever writes a megabyte of them does not hold up who judges it."""
+    rows = [0.1, 0.4, 0.2, 0.5, 0.6, 0.7]
+    flooded = ended(tmp_path / "flooded", [*rows, *(0.7 + at / 1e6 for at in range(20_000))], {}, None)
+    assert telling_target(flooded) == telling_target(ended(tmp_path / "plain", rows, {}, None)) > 0
