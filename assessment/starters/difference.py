@@ -51,22 +51,27 @@ def steps(lab):
 def untouched_steps(lab, text):
     """Return the numbers of the steps whose lines stand in the script ``text`` as the starter of ``lab`` has them.
 
-    A step is touched as soon as a line of it, or one between it and its neighbours, is another.
+    A step is touched as soon as a line of it, or one between it and its neighbours, is another. What stands between
+    two steps is the first one's: one writes below a TODO. Where nothing of the second is left, it is the second's.
     """
-    lines, blocks = [], {}  # blank lines are no change, and no neighbours
+    pieces = []  # blank lines are no change, and no neighbours
     for piece in _pieces(lab):
-        if isinstance(piece, Region):
-            own = written(piece.starter)
-            blocks.setdefault(piece.number, []).append((len(lines), len(lines) + len(own)))
-            lines += own
-        else:
-            lines += written([piece])
+        number, own = (piece.number, piece.starter) if isinstance(piece, Region) else (None, [piece])
+        pieces += [(number, written(own))] if number is not None or written(own) else []
     dense = "\n".join(["", *written(text.splitlines()), ""])
 
-    def stands(first, last):
-        return "\n".join(["", *lines[max(0, first - 1) : last + 1], ""]) in dense
+    def stand(lines):
+        return "\n".join(["", *lines, ""]) in dense
 
-    return {number for number, parts in blocks.items() if all(stands(*part) for part in parts)}
+    def is_untouched(at):
+        before, after = pieces[at - 1 : at], pieces[at + 1 : at + 2]
+        above = [line for number, lines in before if number is None for line in lines]
+        below = [line for number, lines in after if number is None or stand(lines) for line in lines]
+        return stand(above + pieces[at][1] + below)
+
+    numbers = [number for number, _ in pieces]
+    touched = {number for at, number in enumerate(numbers) if number is not None and not is_untouched(at)}
+    return {*numbers} - {None} - touched
 
 
 def written(lines):

@@ -211,6 +211,20 @@ def test_reset_gives_the_starter_back_and_keeps_what_was_there(course):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_step_in_the_place_of_its_todo_begins_no_other(source):
+    pieces = regions(source.read_text(), (ROOT / f"assessment/starters/{source.stem}.txt").read_text())
+    numbers = {piece.number for piece in pieces if isinstance(piece, Region)}
+    for done in numbers:
+        text = []
+        for piece in pieces:
+            if isinstance(piece, Region):
+                text += piece.solution if piece.number == done else piece.starter
+            else:
+                text.append(piece)
+        assert numbers - untouched_steps(source.stem, "\n".join(text)) == {done}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_line_behind_a_todo_begins_it_and_no_other(source):
     """Whoever leaves the TODO's text where it stands, and writes below it, has begun."""
     text = starter(source.stem)
