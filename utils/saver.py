@@ -122,7 +122,7 @@ class Saver:
                     " the images that it began with, or start anew without --resume"
                 )
         if self._is_unsettled:
-            batches = self._settled(batches)
+            batches = self.settled(batches)
         if own:
             restore_random_states(own["random"], *self._generators)
             sums.copy_(own["sums"])
@@ -135,7 +135,7 @@ class Saver:
             said = self._said(sums.device)
         self._act(said, record)
 
-    def _settled(self, batches):
+    def settled(self, batches):
         """Have wrappers put their messages in order; return ``batches`` from its first one on.
 
         A wrapper does so behind its first backward pass (PyTorch Distributed, Li et al. 2020, section 4.2). Until then

@@ -92,8 +92,8 @@ def _compare_with_one_process(trials, lab):
     many = {"global_batch_size": PROCESSES * batch} if has_global else {"batch_size": batch}
     one = {"global_batch_size" if has_global else "batch_size": PROCESSES * batch}
     plans = (
-        Plan("many", PROCESSES, settings | many, lab.pair | lab.pair_of_many, is_calm=True),
-        Plan("one", 1, settings | one, lab.pair, is_calm=True),
+        Plan("many", PROCESSES, settings | many, lab.pair | lab.pair_of_many, is_calm=True, draws_alike=True),
+        Plan("one", 1, settings | one, lab.pair, is_calm=True, draws_alike=True),
     )
     others = copy(trials)
     others.done = {}

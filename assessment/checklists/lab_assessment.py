@@ -155,8 +155,9 @@ ITEMS = (
         points=5,
         own={
             unwatched.is_the_same_again: (
-                "who runs a script twice expects the same twice: a run goes on from another only where it is asked",
-                "begin with models.build(...) alone, and write model.pt without reading it",
+                "who runs a script twice with one seed expects the same twice: all that it draws follows the seed, and"
+                " a run goes on from another only where it is asked",
+                "generators by manual_seed(args.seed + rank); models.build(...), and model.pt written without reading",
             ),
         },
     ),

@@ -42,7 +42,8 @@ def is_the_same_again(trial):
 
     Within ``SAME`` (1e-4 of the size of all weights). Nobody has asked it to go on from the other. In the place of the
     data lie such as were prepared from other images: ranks that do not wait until they are prepared anew are a remark,
-    since that happens where images change. Not seen: what lies elsewhere than in these folders.
+    since that happens where images change. Images are changed as the script does it by itself, so both draw the same
+    only where all that they draw follows ``--seed``. Not seen: what lies elsewhere than in these folders.
     """
     first = trial.reference
     if trial.outcome.state != "finished" or first is None or first.outcome.state != "finished":
@@ -59,6 +60,11 @@ def is_the_same_again(trial):
             True,
             f"where data lie that were prepared from other images, rank {listed(outdated)} learns from those: wait for"
             " the rank that prepares them anew, not for its file",
+        )
+    if verdict.holds is False and draws_otherwise(trial):
+        return broken(
+            "two runs with the same --seed draw other numbers: from their first step on they learn otherwise, from the"
+            " same images with the same weights"
         )
     return verdict
 
@@ -82,6 +88,8 @@ def is_the_same_gone_on(trial):
     """
     if "resume" not in trial.run.flags:
         return HOLDS
+    if trial.before is not None and trial.before.outcome.state == "finished":
+        return Verdict(True, "no step of an optimizer was seen, so no run was killed and gone on with")
     whole = trial.reference
     if trial.outcome.state != "finished" or whole is None or whole.outcome.state != "finished":
         return unseen("there are no two runs to compare")
@@ -118,3 +126,14 @@ def _ends_alike(trial, other_run, where):
     if apart <= SAME:
         return HOLDS
     return broken(f"the weights differ by {100 * apart:.2g} % from those of the same run {where}")
+
+
+def draws_otherwise(trial):
+    """Say whether ranks of ``trial`` begin with weights and images of its reference, and learn otherwise."""
+    ranks = [(one, other) for one, other in zip(trial.evidence.ranks, trial.reference.evidence.ranks, strict=True)]
+    if not all(one.steps and other.steps for one, other in ranks) or any(rows(one) != rows(two) for one, two in ranks):
+        return False
+    first = [(one.steps[0], other.steps[0]) for one, other in ranks]
+    return all(one.seen == two.seen for one, two in first) and any(
+        one.inputs != two.inputs or one.local != two.local for one, two in first
+    )

@@ -18,6 +18,7 @@ def install():
     world.watch(recorder)
     if "LOCKSTEP_CALM" in os.environ:
         calm.settle()
+    if "LOCKSTEP_DRAWS" in os.environ:
         draws.settle_draws(recorder)
     return recorder
 

@@ -31,7 +31,7 @@ class Recorder:
         self.delays = json.loads(os.environ.get("LOCKSTEP_DELAYS", "{}"))
         self.has_asked = False  # whether the script has asked for its rank
         self.has_fetched = False  # whether it has taken an image to train on
-        self.steps = 0  # of its optimizers
+        self.steps = 0  # of its optimizers, or passes where torch knows of none
         self.calling = False  # inside a call that is noted
         self.messages = 0  # entered, or waited for
         self.note("start", rank=os.environ.get("RANK"))

@@ -15,6 +15,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from assessment.recorder.sketch import fingerprints, sketch
+from utils.saver import Saver
 
 
 @dataclass
@@ -23,7 +24,9 @@ class Seen:
 
     depth: int = 0  # of modules that call modules
     was_training: bool = True
+    is_settling: bool = False  # before a run goes on, in a pass that is none of the script's
     forwards: int = 0
+    passes: int = 0  # with gradients, through a network of which no optimizer of torch's knows
     images: torch.Tensor | None = None  # of the pass that is going on ...
     logits: torch.Tensor | None = None  # ... and what has come out so far that may be logits
     names: dict = field(default_factory=dict)  # id of a parameter -> its name in the outermost module that holds it
@@ -49,19 +52,37 @@ def quiet(function):
 def watch_networks(recorder, seen):
     """Write down each pass through an outermost module that has parameters."""
 
+    settled = Saver.settled
+
+    @wraps(settled)
+    def settle(saver, batches):
+        seen.is_settling = True
+        try:
+            return settled(saver, batches)
+        finally:
+            seen.is_settling = False
+
     def enter(module, inputs):
-        if is_in_backward():
+        if is_in_backward() or seen.is_settling:
             return
         if seen.depth == 0 and any(True for _ in module.parameters()):
             if torch.is_grad_enabled():
                 recorder.delay("forward")
+                count_passes(module)
             seen.images = seen.logits = None
         seen.depth += 1
         if seen.images is None:
             seen.images = next((one for one in tensors(inputs) if one.dim() >= 3), None)
 
+    def count_passes(module):
+        """Where no optimizer of torch's holds a weight of ``module``, take each pass for a step."""
+        if recorder.has_fetched and not any(id(one) in seen.hooked for one in module.parameters()):
+            seen.passes += 1
+            recorder.steps = seen.passes - 1
+            recorder.delay(f"step {recorder.steps}")
+
     def leave(module, _inputs, output):
-        if is_in_backward():
+        if is_in_backward() or seen.is_settling:
             return None
         seen.depth -= 1
         if seen.images is not None:
@@ -103,6 +124,7 @@ def watch_networks(recorder, seen):
         """Write down what the loss sends back to the logits: it shows each image's label and weight."""
         recorder.note("backward", number=number, gradient=None if gradient is None else gradient.float().tolist())
 
+    Saver.settled = settle
     register_module_forward_pre_hook(enter)
     register_module_forward_hook(leave, always_call=True)
 

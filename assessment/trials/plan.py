@@ -29,6 +29,7 @@ class Plan:
     is_damaged: bool = False  # what that one has saved last
     is_watched: bool = True  # by the recorder
     is_calm: bool = False  # with nothing in the network that looks at one share alone (recorder/calm.py)
+    draws_alike: bool = False  # for every image the same (recorder/draws.py)
     probe: str = ""  # the script's functions are called, and it is not run (recorder/probes.py)
 
 
@@ -88,6 +89,7 @@ class Trials:
             apart=self.apart,
             is_watched=plan.is_watched,
             is_calm=plan.is_calm,
+            draws_alike=plan.draws_alike,
             machines=plan.machines,
             probe=plan.probe,
             earlier=self.done[plan.after].artifacts.place if plan.after else None,

@@ -56,6 +56,7 @@ class Run:
     apart: bool = False
     is_watched: bool = True  # by the recorder; else in processes that share nothing
     is_calm: bool = False  # the network as recorder/calm.py has it
+    draws_alike: bool = False  # what is drawn as recorder/draws.py has it
     probe: str = ""  # which functions of the script are called instead (recorder/probes.py)
     machines: int = 1  # that the ranks take themselves to be on, each with a folder of data of its own
     earlier: Path | None = None  # the folder of the record of a run that it finds in its own
@@ -119,6 +120,7 @@ def attempt(server, run, folder):
     argv = run.argv(evidence / "run-{rank}" if run.apart else run_dir)
     beside = _beside(evidence, [*run.data_dirs, run_dir], run.delays) if run.is_watched else {}
     beside |= {"LOCKSTEP_CALM": "1"} if run.is_calm else {}
+    beside |= {"LOCKSTEP_DRAWS": "alike"} if run.draws_alike else {}
     beside |= {"LOCKSTEP_PROBE": run.probe} if run.probe else {}
     beside |= CALM_ENVIRONMENT
     ranks = ForkedRanks(server, argv, run.processes, beside, evidence, run.machines, are_apart=not run.is_watched)

@@ -3,12 +3,14 @@
 ``make mutants`` holds the same expectations against real runs.
 """
 
+import signal
+
 import pytest
 from mutants import named
-from outcomes import ALL, known, named_submission, outcome
+from outcomes import ALL, known, named_submission, outcome, run_of
 
 from assessment.checklists import report
-from assessment.checklists.common import ORDER
+from assessment.checklists.common import KILLED, ORDER
 from assessment.checklists.lab import DONE, UNSEEN
 from assessment.checklists.report import Report
 from assessment.laws.verdict import HOLDS, broken
@@ -20,6 +22,12 @@ def test_a_submission_is_judged_by_what_it_was_seen_to_do(submission):
     told = [f"{miss.law.__name__}: {miss.verdict.symptom}" for miss in result.misses]
     assert named(result) == (submission.law or "done"), told
     assert not any("the checker itself failed" in line for line in told)
+
+
+def test_a_run_that_is_to_be_killed_is():
+    """Also one of an optimizer that torch does not know of, whose steps nobody announces."""
+    runs = [run_of(one)[KILLED] for one in ALL if not one.law and KILLED in run_of(one)]
+    assert len(runs) > 10 and all(-signal.SIGKILL in run.outcome.exits.values() for run in runs)
 
 
 @pytest.mark.parametrize("law", ORDER, ids=lambda law: law.__name__)
