@@ -39,6 +39,7 @@ LIMITS = {
     "disk_mb": MEGABYTES,
     "output_mb": MEGABYTES,
 }
+THREADS = 20  # that a process of a group may have: for its messages, its gradients and its images
 NAMES = {int: "a whole number", float: "a number", str: "a name in quotes", dict: "a list of names and values"}
 
 
@@ -88,6 +89,12 @@ def chosen(config, path, dataset=None):
             raise UserError(f"{path}, datasets, {key}: the target {entry['target']} is above the distinction")
     _hold(asked["limits"], LIMITS, {}, path, "limits: ", may_lack=LIMITS)
     asked |= datasets[name] | {"dataset": name}
+    most = asked["limits"].get("processes", asked["processes"] * THREADS)
+    if asked["processes"] * THREADS > most:
+        raise UserError(
+            f"{path}, limits: processes is {most}; {asked['processes']} processes have up to {THREADS} threads"
+            " each, which count as well: raise it, or ask for fewer processes"
+        )
     _refuse_unknown_model(asked["model"], path)
     return asked
 

@@ -21,6 +21,7 @@ from textwrap import shorten
 
 SCRIPT = "train.py"
 MOST_ENTRIES, MOST_PACKED, MOST_UNPACKED = 2_000, 5_000_000, 50_000_000
+OF_THE_SYSTEM = "__MACOSX"  # a folder in which an archiver keeps what it knows of files
 MOST_MEMORY, MOST_S = 400_000_000, 10  # bytes of the process that unpacks, and seconds that it computes
 
 
@@ -105,7 +106,8 @@ def _chosen(names):
     leading = next((path for path in paths if path.is_absolute() or ".." in path.parts), None)
     if leading is not None:
         raise NotGradableError(f"the archive holds {shorten(str(leading), 200)!r}, which leads out of it")
-    depths = {at: len(path.parts) for at, path in enumerate(paths) if path.name == SCRIPT}
+    named = {at: path for at, path in enumerate(paths) if path.name == SCRIPT and OF_THE_SYSTEM not in path.parts}
+    depths = {at: len(path.parts) for at, path in named.items()}
     found = [at for at, depth in depths.items() if depth == min(depths.values())]
     if len(found) != 1:
         raise NotGradableError(f"the archive holds {len(found) or 'no'} {SCRIPT}; it must hold one")

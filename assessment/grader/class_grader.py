@@ -32,6 +32,7 @@ from utils.files import cannot_write, written_whole
 
 GRACE_S = 600  # beyond the limits of a submission, which the process that grades keeps itself
 MOST_TRIES = 2  # of a submission at which the grader itself failed, unless it is asked for by name
+SEED_BITS = 31
 RECIPE = 6  # a higher number makes everything be graded anew
 
 
@@ -122,7 +123,7 @@ class ClassGrader:
         path = self.kept / f"{key}.json"
         try:
             return Grade.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def _keep(self, grade, digest):
@@ -138,9 +139,12 @@ class ClassGrader:
         if not path.exists():
             with written_whole(path) as part:
                 part.touch(0o600)
-                part.write_text(str(secrets.randbits(31)))
+                part.write_text(str(secrets.randbits(SEED_BITS)))
         try:
-            return int(path.read_text())
+            seed = int(path.read_text())
+            if seed >> SEED_BITS:
+                raise ValueError
+            return seed
         except (OSError, ValueError):
             raise UserError(f"{path} is damaged, it holds no number: put it back, or choose another --out") from None
 

@@ -20,6 +20,8 @@ LONGEST = 300  # letters of a problem
 def read(path):
     """Return what is known of the source in the file ``path``, which is compiled and not run."""
     source = Path(path).read_bytes()
+    if b"\0" in source:
+        return {"problem": "it is no Python program: it holds zero bytes; save it in UTF-8", "program": ""}
     try:
         compile(source, "train.py", "exec", dont_inherit=True)
         return {"problem": "", "program": program_digest(source)}

@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 
 from utils.data import Images, digits, load, prepare, store
+from utils.errors import UserError
+
+TEST_SHARE = 10  # one in so many training images takes the place of those that are hidden
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,23 @@ class Exam:
 
 
 def exams(name, data_dir, count, seed):
-    """Return the exam on the dataset ``name`` and the one with its classes renamed; ``seed`` is secret."""
+    """Return the exam on the dataset ``name`` and the one with its classes renamed; ``seed`` is secret.
+
+    Raises ``UserError`` where nothing would be left to judge by.
+    """
     prepare(name, data_dir)
     train, test = load(name, data_dir, "train"), load(name, data_dir, "test")
     if name.startswith("digits"):
+        if count < 1:
+            raise UserError(f"hidden_images is {count}: by how many images of {name} are weights to be judged?")
         hidden = Images(*digits.draw(name, "reserve", count, seed), train.classes)
     else:
+        if len(train) < TEST_SHARE:
+            raise UserError(
+                f"{name} has {len(train)} images to train on, of which one in {TEST_SHARE} is for tests: add some"
+            )
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))  # folders lie class by class
-        held, kept = order.tensor_split([len(train) // 10])
+        held, kept = order.tensor_split([len(train) // TEST_SHARE])
         train, test, hidden = part(train, kept), part(train, held), test
     exam = Exam(train, test, hidden)
     return exam, _renamed(exam, seed)
@@ -67,8 +79,20 @@ def given_name(task):
 
 
 def keep_exams(task, data_dir, root, seed):
-    """Write both versions under ``root`` as ``true`` and ``renamed``, and return their folders."""
+    """Write both versions under ``root`` as ``true`` and ``renamed``, and return their folders.
+
+    Raises ``UserError`` where no step could be taken with what ``task`` asks for.
+    """
     folders = Path(root) / "true", Path(root) / "renamed"
-    for exam, folder in zip(exams(task.dataset, data_dir, task.hidden_images, seed), folders, strict=True):
+    made = exams(task.dataset, data_dir, task.hidden_images, seed)
+    images = len(made[0].train)
+    for key in ("batch_size", "taught_batch_size"):
+        taken = task.processes * getattr(task, key)
+        if taken > images:
+            raise UserError(
+                f"{task.dataset} has {images} images to train on, and {task.processes} processes with a {key} of"
+                f" {getattr(task, key)} take {taken} in one step: choose a smaller one in config.json"
+            )
+    for exam, folder in zip(made, folders, strict=True):
         exam.keep(given_name(task), folder)
     return folders

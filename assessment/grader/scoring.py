@@ -12,6 +12,8 @@ import torch
 
 from utils import models
 
+MOST_SAID = 300  # letters of what is wrong with weights
+
 
 @torch.inference_mode()
 def accuracies(weights, model, files):
@@ -33,4 +35,7 @@ def accuracies(weights, model, files):
 
 
 if __name__ == "__main__":
-    print(json.dumps(accuracies(sys.argv[1], sys.argv[2], sys.argv[3:])))
+    try:
+        print(json.dumps(accuracies(sys.argv[1], sys.argv[2], sys.argv[3:])))
+    except Exception as error:  # it may hold names of any length
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}")

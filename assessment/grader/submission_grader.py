@@ -223,10 +223,11 @@ class Grader:
         scoring = ForkedRanks(self.scorer, argv, 1)
         is_over = scoring.wait(SCORE_S)
         scoring.kill()
+        said = scoring.logs.last_line(0) if is_over else "scoring them took too long"
+        remove(scoring.logs.folder)  # this process scores for the whole class
         if is_over and scoring.exits == {0: 0}:
-            run.scored, run.hidden = json.loads(scoring.logs.text(0).strip().splitlines()[-1])
+            run.scored, run.hidden = json.loads(said)
         else:
-            said = scoring.logs.last_line(0) if is_over else "scoring them took too long"
             run.problem = f"the weights in model.pt cannot be scored as {self.task.model}: {said[:300]}"
 
     def _server(self, limits, readable, another=None):

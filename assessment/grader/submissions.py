@@ -74,18 +74,20 @@ def read_roster(path):
     refuse_special(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, strict=True)  # an open quote would swallow the learners behind it
             rows = [row | {LINE: reader.line_num} for row in reader]
             columns = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not in UTF-8: save it as CSV in that encoding") from None
+    except (OSError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read as CSV ({why}): name a roster") from None
-    if not rows or "learner" not in rows[0]:
+    if "learner" not in columns:
         raise UserError(
             f"{path} has no column learner, which names each folder or file that is handed in; its columns, divided by"
             f" commas: {', '.join(filter(None, columns)) or 'none'}"
         )
-    nameless = next((row[LINE] for row in rows if not row["learner"]), None)
+    nameless = next((row[LINE] for row in rows if not (row["learner"] or "").strip()), None)
     if nameless:
         raise UserError(f"{path} has no learner in line {nameless}: name one, or delete the line")
     twice = [name for name, count in Counter(row["learner"] for row in rows).items() if count > 1]

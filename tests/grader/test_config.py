@@ -46,6 +46,11 @@ def changed(tmp_path, *place, value=None, name=None):
         (["processes"], {}, "processes is missing"),
         (["limits", "memory_mb"], {"value": 1}, "limits: memory_mb is 1; it must be a whole number from 1,000 to"),
         (["limits", "processes"], {"value": 1}, "limits: processes is 1; it must be a whole number from 50 to"),
+        (
+            ["processes"],
+            {"value": 600},
+            "limits: processes is 500; 600 processes have up to 20 threads each",
+        ),
         (["limits"], {"value": 3}, "limits is 3; it must be a list of names and values"),
         (["limits", "cpu_s"], {"name": "cpus"}, "limits: there is no cpus; did you mean cpu_s?"),
         (["datasets", "digits-rgb", "target"], {}, "datasets, digits-rgb: target is missing"),
@@ -173,8 +178,9 @@ def test_limits_that_the_system_does_not_grant_are_told_before_anybody_is_graded
         (lambda out: (out / ".lock").mkdir(parents=True), ".lock: it is a folder"),
         (lambda out: out.mkdir() or (out / ".kept").write_text(""), "is a file; choose another folder"),
         (lambda out: (out / ".kept").mkdir(parents=True) or (out / ".kept/.seed").write_text("x"), ".seed is damaged"),
+        (lambda out: (out / ".kept").mkdir(parents=True) or (out / ".kept/.seed").write_text("9" * 30), "is damaged"),
     ],
-    ids=["a folder as lock", "a file as what is kept", "a damaged seed"],
+    ids=["a folder as lock", "a file as what is kept", "a damaged seed", "a seed that is too long"],
 )
 def test_a_folder_of_grades_that_holds_something_else_is_told_in_a_line(tmp_path, made, told):
     (tmp_path / "class").mkdir()

@@ -9,6 +9,7 @@ from PIL import Image
 
 from assessment.grader.exam import exams, given_name, keep_exams
 from utils.data import digits, load
+from utils.errors import UserError
 
 
 @pytest.fixture
@@ -58,9 +59,23 @@ def test_hidden_digits_come_from_originals_of_their_own(tmp_path):
 
 
 def test_what_a_script_finds_is_prepared_under_the_name_that_it_is_given(folder, tmp_path):
-    task = SimpleNamespace(dataset=folder, hidden_images=0)
+    task = SimpleNamespace(dataset=folder, hidden_images=0, processes=2, batch_size=90, taught_batch_size=1)
     true, renamed = keep_exams(task, tmp_path / "data", tmp_path, seed=3)
     for place in (true, renamed):
         assert len(load(given_name(task), place / "data", "train")) == 180
         assert len(torch.load(place / "hidden.pt", weights_only=True)["labels"]) == 40
         assert not list((place / "data").glob("*hidden*"))
+
+
+def test_an_assignment_that_nobody_could_do_is_refused(folder, tmp_path):
+    task = SimpleNamespace(dataset=folder, hidden_images=0, processes=2, batch_size=90, taught_batch_size=91)
+    with pytest.raises(UserError, match="has 180 images to train on, and 2 processes with a taught_batch_size of 91"):
+        keep_exams(task, tmp_path / "data", tmp_path / "room", seed=3)
+    assert not (tmp_path / "room").exists()
+    with pytest.raises(UserError, match="hidden_images is 0: by how many images"):
+        exams("digits-rgb", tmp_path, 0, seed=3)
+    for path in (tmp_path / "images/train").glob("*/*.png"):
+        if path.stem not in ("00", "01"):
+            path.unlink()
+    with pytest.raises(UserError, match="has 8 images to train on, of which one in 10"):
+        exams(folder, tmp_path / "data", 0, seed=3)

@@ -53,6 +53,7 @@ def grader(tmp_path_factory):
     room.chmod(0o755)
     task = assignment()
     task.dataset, task.hidden_images = f"folder:{room / 'images'}", 0
+    task.batch_size = 16
     (room / "config.json").write_text("{}")
     for exam in keep_exams(task, room / "data", room, seed=3):
         assert (exam / "hidden.pt").exists()
@@ -76,6 +77,13 @@ def test_weights_of_another_network_are_the_scripts_fault(grader):
     grader.state = models.build("lenet", 3, 10).state_dict()
     grade = grader.grade("bob", "bob", "train.py")
     assert grade.verdict == FAIL and "cannot be scored as" in grade.cause
+
+
+def test_what_is_said_of_weights_is_short_and_does_not_stay(grader):
+    grader.state = {"n" * 2_000_000: torch.zeros(1)}
+    grade = grader.grade("nora", "nora", "train.py")
+    assert grade.verdict == FAIL and "cannot be scored as" in grade.cause and len(grade.cause) < 1000
+    assert not list(grader.scorer.work.glob("logs-*"))
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def test_folders_files_and_archives_are_found(tmp_path):
         archive.writestr("course/assessment/train.py", GOOD)
         archive.writestr("course/assessment/old/train.py", b"older")
         archive.writestr("course/notes.txt", b"x" * 10)
+        archive.writestr("__MACOSX/assessment/train.py", b"what an archiver knows of it")
     for name, mode in (("dora.tar.gz", "w:gz"), ("emil.tar.xz", "w:xz"), ("fred.tbz2", "w:bz2"), ("gina.tar", "w")):
         with tarfile.open(tmp_path / name, mode) as archive:
             told = tarfile.TarInfo("train.py")
@@ -163,6 +164,18 @@ def test_bad_folders_and_rosters_are_told_in_a_line(tmp_path):
     (tmp_path / "r.csv").write_text("learner,id\nanna,1\nanna,2\n")
     with pytest.raises(UserError, match="has anna twice"):
         read_roster(tmp_path / "r.csv")
+    for rows in ("learner,id\n ,1\n", 'learner\n""\n'):
+        (tmp_path / "r.csv").write_text(rows)
+        with pytest.raises(UserError, match="has no learner in line 2"):
+            read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text('learner,name\nanna,"Anna\nbob,Bob\ncleo,Cleo\n')
+    with pytest.raises(UserError, match="cannot be read as CSV"):
+        read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text("learner\nanna\n", encoding="utf-16")
+    with pytest.raises(UserError, match="is not in UTF-8: save it"):
+        read_roster(tmp_path / "r.csv")
+    (tmp_path / "r.csv").write_text("learner,name\n")
+    assert read_roster(tmp_path / "r.csv") == {}
     with pytest.raises(UserError, match=r"none.csv cannot be read as CSV \(No such file or directory\)"):
         read_roster(tmp_path / "none.csv")
 

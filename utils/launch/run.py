@@ -3,8 +3,9 @@
     run = launch("solutions/03_ddp.py", "--dataset", "digits", processes=2, run_dir="runs/first")
     run.wait(show=True)
 
-``launch`` returns at once. Whatever happens to the caller, no process stays behind: a run that is
-stopped or interrupted, or whose caller ends or is killed, is gone within five seconds (Linux).
+``launch`` returns at once. Whatever happens to the caller, no rank stays behind: a run that is
+stopped or interrupted, or whose caller ends or is killed, is gone within five seconds (Linux). ``stop`` ends what ranks
+have started as well; what they leave otherwise is theirs to end, as a DataLoader's workers do by themselves.
 """
 
 import atexit
