@@ -47,7 +47,8 @@ COLD_AGAIN = replace(COLD_START, name=AGAIN, reference=COLD, after=COLD)
 STOPPED = {"target_accuracy": stopping.telling_target, "patience": "2"}
 # From cause to consequence: the first broken law is the one to look at.
 ORDER = (
-    group.knows_its_rank, group.joins, records.one_rank_writes, records.prepares_once, group.survives,
+    group.knows_its_rank, group.joins, records.one_rank_writes, records.prepares_once,
+    survival.saves_no_spoilt_step, group.survives,
     group.meets, group.waits_for_what_it_starts,
     by_hand.divides_batches, by_hand.divides_by_load, by_hand.takes_its_part, lockstep.starts_alike,
     validation.trains_in_training_mode,
@@ -66,7 +67,7 @@ ORDER = (
     batchnorm.combines_running_statistics, validation.judges_test_images, validation.evaluates_in_evaluation_mode,
     validation.judges_alike, validation.saves_the_network, validation.reports_the_truth,
     unwatched.is_the_same_unwatched, unwatched.is_the_same_again, unwatched.is_the_same_gone_on,
-    unwatched.remembers_when_it_goes_on, lockstep.trains_as_one_process,
+    unwatched.keeps_the_rate, unwatched.remembers_when_it_goes_on, lockstep.trains_as_one_process,
     stopping.stops_together, stopping.says_what_it_reached,
     records.one_rank_prints, records.states_the_effective_batch, timing.times_training, records.records_epochs,
     records.counts_correct_answers, properties.reports_training_as_one_process,
@@ -106,7 +107,12 @@ MEMORY = {
         "a run that goes on has what was saved and nothing else: what state_dict returns, which of an optimizer is its"
         " state and its groups (torch.optim.Optimizer.state_dict)",
         'self.state[weight]["velocity"] for what belongs to a weight; Saver is given optimizer and schedule',
-    )
+    ),
+    unwatched.keeps_the_rate: (
+        "a checkpoint holds the optimizer with its rate: who works out the rate anew must not do so with one that has"
+        " been worked out already (torch.optim.Optimizer.load_state_dict)",
+        "the optimizer is made with the rate, before Saver reads the checkpoint",
+    ),
 }
 KEPT = Item(
     0,

@@ -1,7 +1,7 @@
 """Lab 06: the learning rate follows the effective batch."""
 
-from assessment.checklists.common import THREE, TWO, lab
-from assessment.laws import rates
+from assessment.checklists.common import RESUMED, THREE, TWO, lab
+from assessment.laws import rates, unwatched
 from assessment.trials.plan import Plan
 
 LEFT, SMALL = "the rate left alone", "a batch below the reference"
@@ -40,7 +40,10 @@ ITEMS = {
         "factor = world_size * args.batch_size / args.reference_batch",
     ),
     2: (
-        tuple((name, rates.follows_the_batch) for name in (TWO, THREE, LEFT, SMALL)),
+        (
+            *((name, rates.follows_the_batch) for name in (TWO, THREE, LEFT, SMALL)),
+            (RESUMED, unwatched.keeps_the_rate),
+        ),
         f"linear takes factor times the rate, sqrt the root of factor times, none leaves it ({PAPER})",
         'rate = args.base_lr * {"none": 1, "sqrt": factor**0.5, "linear": factor}[args.lr_scaling]',
     ),

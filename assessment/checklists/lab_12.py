@@ -9,9 +9,11 @@ from assessment.trials.plan import Plan
 from assessment.trials.trial import CALM
 
 WHOLE, KILLED, GOES_ON, DAMAGED = "undisturbed", "killed", "goes on", "the last checkpoint is damaged"
-STOPPED, STOPPED_GOES_ON, NO_NUMBER = "told to stop", "goes on after a stop", "a loss that is no number"
+STOPPED, STOPPED_GOES_ON = "told to stop", "goes on after a stop"
+NO_NUMBER, FROM_BEFORE = "a loss that is no number", "goes on from before it"
 RANKS, STEPS, EPOCHS = 3, 6, 3  # of the undisturbed run: ranks, and steps in each of its epochs
 SETTINGS = {"epochs": EPOCHS, "batch_size": 11, "seed": 8}
+SHORT = {"epochs": 1, "batch_size": 16, "seed": 0}
 DRAWS = {"augment": "affine", "dropout": "0.2"}  # random numbers of both kinds
 AT_EVERY_STEP, NEVER, RESUME = {"checkpoint_every": "0"}, {"checkpoint_every": "3600"}, {"resume": None}
 
@@ -38,7 +40,8 @@ PLANS = (
     Plan(DAMAGED, RANKS, SETTINGS, DRAWS | NEVER | RESUME, reference=WHOLE, after=KILLED, is_damaged=True),
     Plan(STOPPED, RANKS, SETTINGS, DRAWS | NEVER, delays=a_stop, reference=WHOLE),
     Plan(STOPPED_GOES_ON, RANKS, SETTINGS, DRAWS | NEVER | RESUME, reference=WHOLE, after=STOPPED),
-    Plan(NO_NUMBER, 2, {"epochs": 1, "batch_size": 16, "seed": 0}, delays={"logits 3:1": "no number"}),
+    Plan(NO_NUMBER, 2, SHORT, AT_EVERY_STEP, delays={"logits 3:1": "no number"}),
+    Plan(FROM_BEFORE, 2, SHORT, NEVER | RESUME, after=NO_NUMBER),
 )
 ITEMS = {
     1: (
@@ -90,8 +93,9 @@ ITEMS = {
         "told[0] = is it time, told[1] = bool(signals), told[2 + rank] = not loss.isfinite(); dist.all_reduce(told)",
     ),
     8: (
-        ((NO_NUMBER, survival.names_the_culprit),),
-        "behind the average all ranks hold the same wrong weights; only before it can be seen whose loss it was",
+        ((NO_NUMBER, survival.names_the_culprit), (FROM_BEFORE, survival.saves_no_spoilt_step)),
+        "behind the average all ranks hold the same wrong weights; only before it can be seen whose loss it was. A"
+        " checkpoint of them would be the last, and all that came of it lost",
         "raise UserError with the ranks whose number in told is not 0",
     ),
 }

@@ -4,6 +4,7 @@ A run that goes on is held against the undisturbed one (``trial.reference``), st
 against the one in whose folders it goes on (``trial.before``). All three have the same settings and the same seed.
 """
 
+import math
 import re
 import signal
 
@@ -252,6 +253,24 @@ def names_the_culprit(trial):
         return HOLDS
     told = f"it names rank {listed(sorted(named))}" if named else "it names no rank"
     return broken(f"in step {step} the loss of rank {culprit} is no number; the run ends, and {told}")
+
+
+def saves_no_spoilt_step(trial):
+    """A run that a loss of no number has ended goes on as if that step had never been.
+
+    A checkpoint is due behind every step, that one too. Judged by the weights with which the run goes on. Not seen:
+    what else is in the checkpoint.
+    """
+    before, steps = trial.before, trial.evidence.ranks[0].steps
+    if before is None or not names_the_culprit(before):
+        return unseen("no run was ended by a loss that is no number")
+    spoilt = [name for name, one in (steps[0].before if steps else {}).items() if not all(map(math.isfinite, one))]
+    if spoilt:
+        return broken(
+            "with a checkpoint behind every step, the one in which a loss is no number was saved as well: started again"
+            f" with --resume, the run begins with weights that are none: {listed(spoilt)}"
+        )
+    return HOLDS
 
 
 def steps_of_both(trial, at):

@@ -116,6 +116,22 @@ def remembers_when_it_goes_on(trial):
     return HOLDS if lost else broken(f"{GOES_ON_ELSEWHERE}: {lost.symptom}", lost.line)
 
 
+def keeps_the_rate(trial):
+    """A run that was killed and is started again with ``--resume`` goes on with the rate that its next step had.
+
+    Judged by the first step of rank 0, exactly. Not seen: scripts that do not know ``--resume``, and optimizers that
+    torch does not know of.
+    """
+    at = place(trial) if "resume" in trial.run.flags else None
+    if at is None or isinstance(at, Verdict) or not trial.evidence.ranks[0].steps:
+        return HOLDS
+    ours, theirs = trial.evidence.ranks[0].steps[0], trial.reference.evidence.ranks[0].steps[at]
+    if ours.rates == theirs.rates:
+        return HOLDS
+    rates = f"a rate of {listed(ours.rates)} in step {at + 1}; it was {listed(theirs.rates)}"
+    return broken(f"killed and started again with --resume, the run goes on with {rates}", ours.line)
+
+
 def _ends_alike(trial, other_run, where):
     one, other = saved_weights(trial.reference), saved_weights(trial)
     if isinstance(one, Verdict) or isinstance(other, Verdict):

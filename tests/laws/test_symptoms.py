@@ -18,6 +18,7 @@ MODULES = {sys.modules[law.__module__] for law in ORDER} | {gradients}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_symptom_is_shown(monkeypatch):
     shown = set()
 
