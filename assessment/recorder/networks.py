@@ -33,6 +33,7 @@ class Seen:
     local: dict = field(default_factory=dict)  # id of a parameter -> sketch of its local gradients since the last step
     norms: dict = field(default_factory=dict)  # id of a parameter -> the size of each of those gradients
     hooked: set = field(default_factory=set)
+    has_stepped: bool = False  # an optimizer of torch's
     stepping: int = 0  # depth of optimizers that call optimizers
     before: dict | None = None  # facts of the step that is being taken
     messages: float = 0  # that had been sent when it began
@@ -76,7 +77,8 @@ def watch_networks(recorder, seen):
 
     def count_passes(module):
         """Where no optimizer of torch's holds a weight of ``module``, take each pass for a step."""
-        if recorder.has_fetched and not any(id(one) in seen.hooked for one in module.parameters()):
+        is_known = seen.has_stepped or any(id(one) in seen.hooked for one in module.parameters())
+        if recorder.has_fetched and not is_known:
             seen.passes += 1
             recorder.steps = seen.passes - 1
             recorder.delay(f"step {recorder.steps}")

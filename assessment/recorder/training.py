@@ -74,6 +74,7 @@ def watch_optimizers(recorder, seen):
         if seen.stepping > 1:
             take_averaged(optimizer)
             return
+        seen.has_stepped = True
         recorder.steps += 1
         recorder.delay(f"step {recorder.steps}")
         held = parameters(optimizer)
